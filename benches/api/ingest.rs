@@ -35,7 +35,8 @@ const CALL: usize = 20_000;
 const TICK: Duration = Duration::from_millis(5);
 const POLL: Duration = Duration::from_millis(5);
 
-/// Asks for single outputs at a fixed rate: alone, and beside an ingest at half its rate, which is measured first.
+/// Asks for single outputs at a fixed rate: alone, and beside an ingest at half its rate, which is measured first. The
+/// same load on the probe of liveness, which asks no store, shows what HTTP and the wait for a core take of the latency.
 pub async fn measure_single_outputs(servers: &BenchServers) {
     let rate = env_number("API_SINGLE_RATE", 2_000) as f64;
     let seconds = env_number("API_SINGLE_SECONDS", 20);
@@ -57,7 +58,8 @@ pub async fn measure_single_outputs(servers: &BenchServers) {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let (before, begun) = (completed(&instance), Instant::now());
         let latencies = if has_load {
-            ask(&server.address, &known, rate, time).await
+            let path = |index: usize| format!("/v1/outputs/{}/0", known[index.wrapping_mul(7_919) % known.len()]);
+            ask(&server.address, path, rate, time).await
         } else {
             tokio::time::sleep(time).await;
             Vec::new()
@@ -70,15 +72,23 @@ pub async fn measure_single_outputs(servers: &BenchServers) {
         };
         print!("{what:<26}");
         if has_load {
-            let [p50, p99, longest] = [0.5, 0.99, 1.0].map(|share| percentile_ms(&latencies, share));
-            print!(" p50 {p50:.1} ms, p99 {p99:.1} ms, longest {longest:.1} ms;");
+            print!(" {}", percentiles(&latencies));
         }
         if has_ingest {
             print!(" {ingested:.0} of {half:.0} transactions a second are completed");
         }
         println!();
         sending.abort();
+        if !has_ingest {
+            let latencies = ask(&server.address, |_| "/health/live".to_owned(), rate, time).await;
+            println!("{:<26} {}", "the probe of liveness", percentiles(&latencies));
+        }
     }
+}
+
+fn percentiles(latencies: &[Duration]) -> String {
+    let [p50, p99, longest] = [0.5, 0.99, 1.0].map(|share| percentile_ms(latencies, share));
+    format!("p50 {p50:.1} ms, p99 {p99:.1} ms, longest {longest:.1} ms;")
 }
 
 /// Compares the ingest with and without outcomes of live transactions, round by round.
@@ -131,12 +141,12 @@ pub async fn fill_log(deployment: &Deployment, transactions: u64) {
     }
 }
 
-/// Asks for the first outputs of known transactions, one after the other.
-async fn ask(address: &str, known: &Arc<Vec<Txid>>, rate: f64, time: Duration) -> Vec<Duration> {
-    let (client, base): (_, Arc<str>) = (Client::new(), format!("http://{address}/v1/outputs").into());
+/// Sends a request for each path; returns the sorted latencies.
+async fn ask(address: &str, path: impl Fn(usize) -> String, rate: f64, time: Duration) -> Vec<Duration> {
+    let client = Client::new();
     let refused = Arc::new(Mutex::new(BTreeMap::<u16, u64>::new()));
     let latencies = run_open(rate, time, |index| {
-        let (client, url) = (client.clone(), format!("{base}/{}/0", known[index.wrapping_mul(7_919) % known.len()]));
+        let (client, url) = (client.clone(), format!("http://{address}{}", path(index)));
         let refused = refused.clone();
         async move {
             let answer = client.get(url).send().await.expect("the server answers");

@@ -40,7 +40,8 @@ where
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     while sent < total {
         ticks.tick().await;
-        let due = ((begun.elapsed().as_secs_f64() * rate) as usize).min(total);
+        // The first request is due at once.
+        let due = ((begun.elapsed().as_secs_f64() * rate) as usize + 1).min(total);
         for index in sent..due {
             let (scheduled, work) = (begun + Duration::from_secs_f64(index as f64 / rate), request(index));
             running.spawn(async move {

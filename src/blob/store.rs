@@ -16,6 +16,7 @@ use super::{
     verified::VerifiedBlobs,
 };
 use crate::{
+    engine::ErrorKind,
     record::{Blob, StoredOutput},
     telemetry::{BlobOperation, Metrics},
     tx::{FoundOutput, StreamedTransaction, Txid},
@@ -278,6 +279,7 @@ impl BlobStore {
         metrics.blob_seconds.of(operation).observe(started.elapsed().as_secs_f64());
         if let Err(error) = &done {
             metrics.blob_errors.of(error.kind).inc();
+            metrics.store_errors.of(ErrorKind::Storage).inc();
         }
         done
     }

@@ -12,6 +12,7 @@ use super::{
     *,
 };
 use crate::{
+    engine::ErrorKind,
     telemetry::{Metrics, TransferDirection},
     tx::Txid,
 };
@@ -184,6 +185,7 @@ async fn transfer_damage_is_read_again_and_stored_damage_is_an_error() {
         assert!(error.message.contains(says), "{error}");
     }
     assert_eq!(metrics.blob_errors.of(BlobErrorKind::Corrupt).get(), 24);
+    assert_eq!(metrics.store_errors.of(ErrorKind::Storage).get(), 24);
 
     store.delete(name).await.unwrap();
     store.put_tx(txid, bytes.clone()).await.unwrap();

@@ -59,7 +59,7 @@ pub struct EngineError {
 impl EngineError {
     /// Returns whether the same operation may be sent again, after a pause.
     pub fn may_be_retried(&self) -> bool {
-        matches!(self.kind, ErrorKind::Retryable | ErrorKind::Unknown)
+        matches!(self.kind, ErrorKind::Retryable | ErrorKind::Unknown | ErrorKind::Storage)
     }
 }
 
@@ -71,6 +71,9 @@ pub enum ErrorKind {
     Retryable,
     /// The operation may have taken effect; send the same operation again, because operations are idempotent.
     Unknown,
+    /// The blob store did not take or give the body of the record: the `StorageError` of the reference document. Send
+    /// the same operation again after a pause.
+    Storage,
     /// The record would be larger than the engine stores. The operation changed nothing; store the body as a blob.
     TooBig,
     /// The query needs a secondary index that does not exist. An instance creates the indexes when it starts.
@@ -84,6 +87,7 @@ impl std::fmt::Display for ErrorKind {
         f.write_str(match self {
             ErrorKind::Retryable => "may be retried",
             ErrorKind::Unknown => "outcome unknown, may be retried",
+            ErrorKind::Storage => "blob store failed, may be retried",
             ErrorKind::TooBig => "record too big",
             ErrorKind::NoIndex => "no index",
             ErrorKind::Fatal => "fatal",

@@ -247,9 +247,10 @@ pub(super) fn with_body_replaced(page: &Arc<Page>, body: Body) -> Arc<Page> {
 /// Every error but invalid bytes may be retried: an operator can remove its cause, and a retry does no harm.
 pub(super) fn into_engine_error(error: BlobError) -> EngineError {
     let kind = match error.kind {
-        BlobErrorKind::Unknown => ErrorKind::Unknown,
-        BlobErrorKind::Retryable | BlobErrorKind::Denied | BlobErrorKind::Corrupt => ErrorKind::Retryable,
         BlobErrorKind::Invalid => ErrorKind::Fatal,
+        BlobErrorKind::Unknown | BlobErrorKind::Retryable | BlobErrorKind::Denied | BlobErrorKind::Corrupt => {
+            ErrorKind::Storage
+        }
     };
     let message = format!("blob store: {} ({})", error.message, error.kind);
     EngineError { kind, operation: error.operation, key: error.path, message }

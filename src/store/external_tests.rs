@@ -313,3 +313,18 @@ async fn an_output_needs_the_blob_up_to_it_and_a_damaged_one_is_not_returned() {
     }
     assert!(right > 50 && refused > 10, "{right} right, {refused} refused");
 }
+
+/// Callers tell a failure of the blob store from one of the engine, as the reference's `StorageError`.
+#[tokio::test(start_paused = true)]
+async fn a_failure_of_the_blob_store_is_an_error_kind_of_its_own() {
+    let (store, objects) = store(NONE_INLINE);
+    let body = transaction(&[(outpoint(Txid([1; 32]), 0), 1_000)], &[100]);
+    for fault in [BlobFault::LostRequest, BlobFault::Denied] {
+        objects.fail_all(Some(fault));
+        let blobs = store.blobs.as_ref().unwrap();
+        let failed = blobs.store_tx(txid(&body), body.clone()).await.unwrap_err();
+        let failed = into_engine_error(failed);
+        assert!(failed.kind == ErrorKind::Storage && failed.may_be_retried(), "{failed}");
+        assert!(failed.to_string().ends_with("(blob store failed, may be retried)"), "{failed}");
+    }
+}

@@ -166,7 +166,7 @@ impl From<ReadError> for Problem {
 impl From<EngineError> for Problem {
     fn from(error: EngineError) -> Self {
         match error.kind {
-            ErrorKind::Retryable | ErrorKind::Unknown => {
+            ErrorKind::Retryable | ErrorKind::Unknown | ErrorKind::Storage => {
                 Problem::unavailable(format!("the store does not answer: {error}"))
             }
             ErrorKind::NoIndex => Problem::unavailable(format!("the store has no index for the list yet: {error}")),
