@@ -96,15 +96,19 @@ mod sequencing;
 mod several_pages;
 mod sim;
 mod small_disk;
+mod snapshot_places;
 mod snapshots;
 #[cfg(feature = "sql")]
 mod sql;
 #[cfg(feature = "sql")]
 mod sql_kills;
+#[cfg(feature = "sql")]
+mod sql_logins;
 mod state_page;
 mod torture;
 mod transactional;
 mod utxo_set;
+mod utxo_set_process;
 mod waiting_events;
 mod watchdog;
 mod watched_replay;

@@ -15,27 +15,34 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Port that names the socket of a server without TCP.
+const PORT: u16 = 5432;
+
 /// Makes a cluster in `$1` with the programs in `$2`, says `ready`, and stops the server at the end of its input. Each
-/// line of the input starts the server again after it was killed. `initdb` refuses root.
+/// line of the input starts the server again after it was killed. `initdb` refuses root. With another port than the
+/// default as `$3` the server listens on loopback, too, with the certificate in `$1`.
 const KEEPER: &str = r#"
-folder=$1 programs=$2
-as=
+folder=$1 programs=$2 port=$3
+as= listen=-clisten_addresses=
+if [ "$port" != 5432 ]; then
+    listen="-clisten_addresses=127.0.0.1 -cssl=on -cssl_cert_file=$folder/server.pem -cssl_key_file=$folder/server.key"
+fi
 if [ "$(id -u)" = 0 ]; then
-    chown nobody "$folder"
+    chown -R nobody "$folder"
     as="setpriv --reuid=nobody --regid=nogroup --clear-groups"
 fi
 cd "$folder"
-$as "$programs/initdb" -D "$folder/data" -U utxo --auth=trust --no-sync -E UTF8 --locale=C \
+$as "$programs/initdb" -D "$folder/data" -U utxo --auth-local=trust --auth-host=scram-sha-256 --no-sync -E UTF8 --locale=C \
     >"$folder/initdb.log" 2>&1 || {
     cat "$folder/initdb.log" >&2
     exit 1
 }
 start() {
-    $as "$programs/postgres" -D "$folder/data" -c listen_addresses= -c unix_socket_directories="$folder" \
+    $as "$programs/postgres" -D "$folder/data" $listen -c port="$port" -c unix_socket_directories="$folder" \
         -c max_connections=200 -c shared_buffers=64MB >>"$folder/server.log" 2>&1 &
     server=$!
     tries=600
-    until "$programs/pg_isready" -q -h "$folder" || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
+    until "$programs/pg_isready" -q -h "$folder" -p "$port" || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
     echo ready
 }
 start
@@ -56,27 +63,48 @@ pub struct PostgresServer {
     input: ChildStdin,
     answers: std::io::Lines<BufReader<std::process::ChildStdout>>,
     socket: PathBuf,
+    port: u16,
 }
 
 /// A database on a server.
 #[derive(Clone)]
 pub struct PostgresDatabase {
     socket: PathBuf,
+    port: u16,
     pub name: String,
 }
 
 impl PostgresServer {
     /// Starts a server of its own; `None`, with a line on standard error, where PostgreSQL is not installed.
     pub fn start() -> Option<Self> {
+        Self::start_with(PORT, |_| {})
+    }
+
+    /// Starts a server that listens on this port of loopback, too, with a password for each login there and with this
+    /// certificate and key; `None` as for [`start`](Self::start).
+    pub fn start_on_tcp(port: u16, certificate: &Path, key: &Path) -> Option<Self> {
+        Self::start_with(port, |folder| {
+            for (from, name) in [(certificate, "server.pem"), (key, "server.key")] {
+                std::fs::copy(from, folder.join(name)).unwrap();
+            }
+            let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            std::fs::set_permissions(folder.join("server.key"), private).unwrap();
+        })
+    }
+
+    /// Starts a server in a folder that `prepare` has filled.
+    fn start_with(port: u16, prepare: impl FnOnce(&Path)) -> Option<Self> {
         let Some(programs) = find_programs() else {
             eprintln!("SKIPPED: tests on PostgreSQL: `initdb` is not installed");
             return None;
         };
         // The keeper removes the folder.
         let folder = tempfile::Builder::new().prefix("utxo-postgres").tempdir().unwrap().keep();
+        prepare(&folder);
         let mut keeper = Command::new("sh")
             .args(["-c", KEEPER, "sh"])
             .args([&folder, &programs])
+            .arg(port.to_string())
             // A signal to the group of the test would end the keeper before it stops the server.
             .process_group(0)
             .stdin(Stdio::piped())
@@ -85,7 +113,7 @@ impl PostgresServer {
             .unwrap();
         let input = keeper.stdin.take().unwrap();
         let answers = BufReader::new(keeper.stdout.take().unwrap()).lines();
-        let mut server = PostgresServer { _keeper: keeper, input, answers, socket: folder };
+        let mut server = PostgresServer { _keeper: keeper, input, answers, socket: folder, port };
         server.wait_until_ready();
         Some(server)
     }
@@ -104,7 +132,7 @@ impl PostgresServer {
 
     /// Makes a new database.
     pub fn database(&self) -> PostgresDatabase {
-        create_database(&self.socket)
+        create_database(&self.socket, self.port)
     }
 }
 
@@ -115,13 +143,13 @@ pub fn shared_database() -> Option<PostgresDatabase> {
     if server.is_none() {
         eprintln!("SKIPPED: tests on PostgreSQL: `initdb` is not installed");
     }
-    Some(create_database(&server.as_ref()?.lock().unwrap().socket))
+    Some(create_database(&server.as_ref()?.lock().unwrap().socket, PORT))
 }
 
-fn create_database(socket: &Path) -> PostgresDatabase {
+fn create_database(socket: &Path, port: u16) -> PostgresDatabase {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let name = format!("store_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-    let database = PostgresDatabase { socket: socket.to_owned(), name: "postgres".to_owned() };
+    let database = PostgresDatabase { socket: socket.to_owned(), port, name: "postgres".to_owned() };
     database.sql(&format!("CREATE DATABASE {name}"));
     PostgresDatabase { name, ..database }
 }
@@ -136,7 +164,7 @@ impl PostgresDatabase {
     pub fn sql(&self, statements: &str) -> String {
         let output = Command::new("psql")
             .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-U", "utxo", "-d", &self.name, "-c", statements])
-            .arg("-h")
+            .args(["-p", &self.port.to_string(), "-h"])
             .arg(&self.socket)
             .output()
             .unwrap();

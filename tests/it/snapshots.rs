@@ -85,7 +85,7 @@ pub fn empty_beside(world: &World) -> World {
 }
 
 /// Produces transactions of several generations, a double spend and blocks; `from` keeps their ids apart.
-async fn produce_history(world: &World, from: u8, sequence: u64) {
+pub async fn produce_history(world: &World, from: u8, sequence: u64) {
     let seed = world.seed(from, 6).await;
     let first: Vec<_> = (0..5).map(|vout| spend(&[seed.coin(vout)], 2, from + 1 + vout as u8)).collect();
     for made in &first {

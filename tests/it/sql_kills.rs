@@ -14,7 +14,7 @@ use utxo_store::{
     record::{Key, Page, Record},
 };
 
-use crate::{postgres_server, sql};
+use crate::{demo, postgres_server, sql};
 
 const KILLED_ON: &str = "UTXO_STORE_TEST_SQL_KILLED_ON";
 const KILLED_FROM: &str = "UTXO_STORE_TEST_SQL_KILLED_FROM";
@@ -128,4 +128,19 @@ async fn acknowledged_batches_survive_sigkill_on_sqlite() {
 async fn acknowledged_batches_survive_sigkill_on_postgres() {
     let Some(database) = postgres_server::shared_database() else { return };
     assert_batches_survive_kills(&database.url()).await;
+}
+
+/// Protects: the demo, whose process is killed three times, ends as its rebuild and as the real block says.
+#[test]
+fn demos_with_kills_pass_on_both_databases() {
+    let folder = tempfile::tempdir().unwrap();
+    let (block, outputs) = (demo::data("mainnet-277647.block"), demo::data("mainnet-277647.prevouts.csv"));
+    let mut urls = vec![format!("sqlite://{}/store", folder.path().display())];
+    urls.extend(postgres_server::shared_database().map(|database| database.url()));
+    for url in urls {
+        let args = ["--blocks", &block, "--prevouts", &outputs, "--kills", "3", "--seed", "7", "--store", &url];
+        let report = demo::shown(&args);
+        let counts = [("transactions", 213), ("spent_outside", 670), ("unspent", 707), ("kills", 3)];
+        demo::assert_counts(&report, &counts);
+    }
 }
