@@ -36,7 +36,7 @@ const TICK: Duration = Duration::from_millis(5);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Asks for single outputs at a fixed rate: alone, and beside an ingest at half its rate, which is measured first. The
-/// same load on the probe of liveness, which asks no store, shows what HTTP and the wait for a core take of the latency.
+/// same load on the probe of liveness, which asks no store, shows the share of HTTP and of the wait for a core.
 pub async fn measure_single_outputs(servers: &BenchServers) {
     let rate = env_number("API_SINGLE_RATE", 2_000) as f64;
     let seconds = env_number("API_SINGLE_SECONDS", 20);

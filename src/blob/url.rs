@@ -25,6 +25,11 @@ pub enum BlobUrlError {
     NotAUrl,
     #[error("unknown blob store `{}://`; known are memory, file, s3, http, https", .0.escape_debug())]
     UnknownScheme(String),
+    #[error(
+        "`blob://` is a server of the reference system, with a protocol of its own; name an object store, \
+         for example `s3://bucket/prefix` or `file:///path`"
+    )]
+    ReferenceServer,
     /// The text after the scheme does not name a place of this store.
     #[error("blob store `{scheme}` {problem}")]
     Place { scheme: &'static str, problem: &'static str },
@@ -76,6 +81,7 @@ impl FromStr for BlobUrl {
             "file" => parse_directory(place, query),
             "s3" => parse_bucket(place, query).map(BlobUrl::S3),
             "http" | "https" => parse_web(url, place, query),
+            "blob" => Err(BlobUrlError::ReferenceServer),
             _ => Err(BlobUrlError::UnknownScheme(scheme.into())),
         }
     }
@@ -209,7 +215,7 @@ mod tests {
         for (url, says) in [
             ("/var/lib/blobs", "://"),
             ("", "://"),
-            ("blob://server:8080/utxo", "unknown blob store `blob://`"),
+            ("blob://server:8080/utxo", "`blob://` is a server of the reference system"),
             ("gs\n://root:secret@bucket", "unknown blob store `gs\\n://`"),
             ("memory://somewhere", "takes no path"),
             ("memory://?size=3", "no parameter `size`"),

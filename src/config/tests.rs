@@ -339,7 +339,7 @@ fn the_blob_store_is_named_by_either_setting() {
     }
     for (toml, says) in [
         (format!("[store]\n{aerospike}{}", blobs("file:///b")), "store.url has an externalStore that differs from"),
-        ("[store]\nurl = \"aerospike://a/ns?externalStore=blob://b:8080/utxo\"".into(), "unknown blob store `blob://`"),
+        ("[store]\nurl = \"aerospike://a/ns?externalStore=blob://b:8080/utxo\"".into(), "name an object store"),
         (
             "[store]\nurl = \"aerospike://a/ns\"".into(),
             "store.url is a store that bounds its records, so large bodies need a",

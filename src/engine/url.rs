@@ -44,6 +44,9 @@ pub enum OpenError {
     Path { scheme: &'static str, problem: &'static str },
     #[error("store `{scheme}` has no parameter `{}`", key.escape_debug())]
     UnknownParameter { scheme: &'static str, key: String },
+    /// A parameter of other stores of the reference document.
+    #[error("store `{scheme}` has no parameter `{key}`: {reason}")]
+    OtherStoresParameter { scheme: &'static str, key: String, reason: &'static str },
     #[error("parameter `{key}` of a store URL must be {expected}")]
     BadParameter { key: &'static str, expected: &'static str },
     /// A `%` is not followed by two hexadecimal digits, or the decoded bytes are not UTF-8.

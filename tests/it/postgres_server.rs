@@ -32,8 +32,8 @@ if [ "$(id -u)" = 0 ]; then
     as="setpriv --reuid=nobody --regid=nogroup --clear-groups"
 fi
 cd "$folder"
-$as "$programs/initdb" -D "$folder/data" -U utxo --auth-local=trust --auth-host=scram-sha-256 --no-sync -E UTF8 --locale=C \
-    >"$folder/initdb.log" 2>&1 || {
+$as "$programs/initdb" -D "$folder/data" -U utxo --auth-local=trust --auth-host=scram-sha-256 \
+    --no-sync -E UTF8 --locale=C >"$folder/initdb.log" 2>&1 || {
     cat "$folder/initdb.log" >&2
     exit 1
 }

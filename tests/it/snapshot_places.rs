@@ -49,8 +49,8 @@ async fn a_snapshot_in_a_bucket_is_restored_and_deleted() {
     assert_eq!(reader.list().await.unwrap().len(), 1);
 }
 
-/// Protects: a full place leaves no snapshot that passes for whole. The creation waits or is repeated, and succeeds once
-/// there is space.
+/// Protects: a full place leaves no snapshot that passes for whole. The creation waits or is repeated, and succeeds
+/// once there is space.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_creation_into_a_full_place_goes_on_once_there_is_space() {
     let Some(disk) = SmallDisk::mount(4) else { return };

@@ -238,11 +238,25 @@ impl SqlSettings {
                 ("PostgresMaxIdleConns", SqlDatabase::Postgres(server)) => {
                     server.max_idle = Some(parse_count("PostgresMaxIdleConns", &value, 0)?);
                 }
-                _ => return Err(OpenError::UnknownParameter { scheme, key }),
+                _ => return Err(refuse_parameter(scheme, key)),
             }
         }
         Ok(settings)
     }
+}
+
+/// Returns the error for a parameter that a database does not have; names the setting that stands for a parameter of
+/// the reference document.
+fn refuse_parameter(scheme: &'static str, key: String) -> OpenError {
+    let reason = match key.as_str() {
+        "ConnectionQueueSize" => "`store.sql.max_open_connections` bounds the connections to a database",
+        "LimitConnectionsToQueueSize" => {
+            "a request always waits for one of the connections of `store.sql.max_open_connections`"
+        }
+        "set" => "a database holds one store; name another database for another store",
+        _ => return OpenError::UnknownParameter { scheme, key },
+    };
+    OpenError::OtherStoresParameter { scheme, key, reason }
 }
 
 impl PostgresServer {
