@@ -72,7 +72,7 @@ pub async fn measure_single_outputs(servers: &BenchServers) {
         };
         print!("{what:<26}");
         if has_load {
-            print!(" {}", percentiles(&latencies));
+            print!(" {}; ", percentiles(&latencies));
         }
         if has_ingest {
             print!(" {ingested:.0} of {half:.0} transactions a second are completed");
@@ -88,7 +88,7 @@ pub async fn measure_single_outputs(servers: &BenchServers) {
 
 fn percentiles(latencies: &[Duration]) -> String {
     let [p50, p99, longest] = [0.5, 0.99, 1.0].map(|share| percentile_ms(latencies, share));
-    format!("p50 {p50:.1} ms, p99 {p99:.1} ms, longest {longest:.1} ms;")
+    format!("p50 {p50:.1} ms, p99 {p99:.1} ms, longest {longest:.1} ms")
 }
 
 /// Compares the ingest with and without outcomes of live transactions, round by round.

@@ -220,16 +220,17 @@ fn make_transaction(made: &[u8]) -> (StoredTransaction, ReadTransaction) {
         frozen: has(4),
         creating_at: has(8).then_some(7),
         conflicting: has(16),
-        utxos: Some(Vec::new()),
+        utxos: (parts & 4 == 0).then(Vec::new),
+        pruned: (parts & 8 > 0).then_some(numbers[3]),
         master: Some(Box::new(master)),
         ..Page::empty(Txid([byte(3); 32]))
     };
-    let state = if has(16) {
-        3
-    } else if has(8) {
-        2
-    } else {
-        1
+    let state = match (parts & 8 > 0, parts & 4 > 0) {
+        (true, _) => 5,
+        (false, true) => 4,
+        _ if has(16) => 3,
+        _ if has(8) => 2,
+        _ => 1,
     };
     let (has_inpoints, has_tx) = (parts & 1 > 0, parts & 2 > 0);
     let mut inpoints: Vec<(Txid, Vec<u32>)> = Vec::new();

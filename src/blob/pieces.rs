@@ -86,8 +86,19 @@ impl TxPieces {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use object_store::memory::InMemory;
+
     use super::*;
-    use crate::{blob::conformance::transaction, tx::Transaction};
+    use crate::{
+        blob::{
+            BlobOptions,
+            conformance::transaction,
+            fault::{BlobFault, FaultStore},
+        },
+        tx::Transaction,
+    };
 
     async fn read(store: &BlobStore, txid: Txid, format: WireFormat) -> Vec<u8> {
         let mut pieces = store.open_tx(txid, Blob::First, format).await.unwrap().unwrap();
@@ -108,5 +119,30 @@ mod tests {
         Transaction::parse(&bytes).unwrap().write_standard(&mut standard);
         assert_eq!(read(&store, txid, WireFormat::Standard).await, standard);
         assert!(store.open_tx(Txid([9; 32]), Blob::First, WireFormat::Standard).await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_damaged_or_cut_body_ends_before_its_last_byte() {
+        let faults = FaultStore::new(Arc::new(InMemory::new()), 1);
+        let store = BlobStore::new(Arc::new(faults.clone()), BlobOptions::default());
+        let (txid, bytes) = transaction(1, 40_000, 100, 7);
+        store.put_tx(txid, bytes.clone()).await.unwrap();
+        for (fault, format) in [
+            (BlobFault::OtherBytes, WireFormat::Extended),
+            (BlobFault::OtherBytes, WireFormat::Standard),
+            (BlobFault::CutShort, WireFormat::Extended),
+        ] {
+            faults.fail_all(Some(fault));
+            let mut pieces = store.open_tx(txid, Blob::First, format).await.unwrap().unwrap();
+            let mut read = 0;
+            let error = loop {
+                match pieces.next().await {
+                    Ok(Some(piece)) => read += piece.len(),
+                    Ok(None) => panic!("{fault:?}: the body passes for whole"),
+                    Err(error) => break error,
+                }
+            };
+            assert!(read < bytes.len(), "{fault:?}: {read} bytes, {error}");
+        }
     }
 }

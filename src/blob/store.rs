@@ -279,7 +279,10 @@ impl BlobStore {
         metrics.blob_seconds.of(operation).observe(started.elapsed().as_secs_f64());
         if let Err(error) = &done {
             metrics.blob_errors.of(error.kind).inc();
-            metrics.store_errors.of(ErrorKind::Storage).inc();
+            // Invalid bytes are the caller's fault.
+            if error.kind != BlobErrorKind::Invalid {
+                metrics.store_errors.of(ErrorKind::Storage).inc();
+            }
         }
         done
     }

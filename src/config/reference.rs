@@ -230,7 +230,9 @@ mod tests {
             assert_eq!(find(name), Some(Known::Alias(Meaning::Same("store.url"))), "{name}");
         }
         assert_eq!(find("utxo_store_batch_size"), Some(Known::Alias(Meaning::Same("store.utxo_batch_size"))));
-        assert_eq!(find("SPEND_BATCHER_SIZE"), Some(Known::WithoutSetting));
+        for name in ["SPEND_BATCHER_SIZE", "UnminedTxRetention", "ParentPreservationBlocks"] {
+            assert_eq!(find(name), Some(Known::WithoutSetting), "{name}");
+        }
         for name in ["batch_size", "store", "kafka", "KAFKA_HOSTS", ""] {
             assert_eq!(find(name), None, "{name}");
         }

@@ -71,8 +71,8 @@ pub enum ErrorKind {
     Retryable,
     /// The operation may have taken effect; send the same operation again, because operations are idempotent.
     Unknown,
-    /// The blob store did not take or give the body of the record: the `StorageError` of the reference document. Send
-    /// the same operation again after a pause.
+    /// The blob store did not take the body of the record, or did not give the body in time: the `StorageError` of the
+    /// reference. Send the same operation again after a pause.
     Storage,
     /// The record would be larger than the engine stores. The operation changed nothing; store the body as a blob.
     TooBig,

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::Clock,
-    engine::{EngineError, Row},
+    engine::{EngineError, ErrorKind, Row},
     record::{
         Key, LockRecord, Operation, Outcome, Page, Rejection, Reply, Sequenced, Stamp, TxState, build::OtherPages,
     },
@@ -246,8 +246,7 @@ impl Creator {
                 self.run_steps(creation.clone(), work, may_hold, report_engine).await
             };
             match result {
-                // Errors of the engine were retried below: this error is the blob store's.
-                Err(CompleteError::Engine(error)) if error.may_be_retried() => {
+                Err(CompleteError::Engine(error)) if error.kind == ErrorKind::Storage => {
                     tracing::warn!(%error, "create: retrying, the blob store did not take the body");
                     is_blob_store_failing = true;
                     blob_wait.get_or_insert_with(|| self.store.blob_status.begin_wait()).record_failure(Some(&error));

@@ -43,7 +43,7 @@ impl StateStore {
     pub(super) async fn within_limit<T>(&self, txid: Txid, read: impl Future<Output = T>) -> Result<T, EngineError> {
         let Some(limit) = self.read_limit else { return Ok(read.await) };
         tokio::time::timeout(limit, read).await.map_err(|_| EngineError {
-            kind: ErrorKind::Retryable,
+            kind: ErrorKind::Storage,
             operation: "read",
             key: txid.to_string(),
             message: format!("the body did not arrive within {limit:?}"),

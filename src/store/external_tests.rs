@@ -19,7 +19,7 @@ use crate::{
         create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
         digest::{StateDigest, SurveyError, survey},
         outputs::{OutputOptions, OutputQuery, OutputReader},
-        read::{ReadError, TxReader},
+        read::{ReadError, ReadFields, TxReader},
         testing::{self, outpoint, transaction, txid},
         verify::{Violation, verify},
     },
@@ -314,17 +314,31 @@ async fn an_output_needs_the_blob_up_to_it_and_a_damaged_one_is_not_returned() {
     assert!(right > 50 && refused > 10, "{right} right, {refused} refused");
 }
 
-/// Callers tell a failure of the blob store from one of the engine, as the reference's `StorageError`.
+/// The blob store is away while a body is read within a limit, as the API reads.
 #[tokio::test(start_paused = true)]
-async fn a_failure_of_the_blob_store_is_an_error_kind_of_its_own() {
-    let (store, objects) = store(NONE_INLINE);
+async fn a_body_that_does_not_arrive_is_an_error_kind_of_its_own() {
+    let (mut store, objects) = store(NONE_INLINE);
     let body = transaction(&[(outpoint(Txid([1; 32]), 0), 1_000)], &[100]);
-    for fault in [BlobFault::LostRequest, BlobFault::Denied] {
-        objects.fail_all(Some(fault));
-        let blobs = store.blobs.as_ref().unwrap();
-        let failed = blobs.store_tx(txid(&body), body.clone()).await.unwrap_err();
-        let failed = into_engine_error(failed);
-        assert!(failed.kind == ErrorKind::Storage && failed.may_be_retried(), "{failed}");
-        assert!(failed.to_string().ends_with("(blob store failed, may be retried)"), "{failed}");
+    assert!(create(&store, &body, InitialState::Live).await.is_done());
+    objects.fail_all(Some(BlobFault::LostRequest));
+    store.read_limit = Some(Duration::from_secs(1));
+    match TxReader::of(&store).get(txid(&body), ReadFields::ALL).await {
+        Err(ReadError::Engine(error)) => assert!(error.kind == ErrorKind::Storage, "{error}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn each_error_of_the_blob_store_but_invalid_bytes_has_the_kind_of_storage() {
+    for (of_blobs, of_engine, is_repeated) in [
+        (BlobErrorKind::Retryable, ErrorKind::Storage, true),
+        (BlobErrorKind::Unknown, ErrorKind::Storage, true),
+        (BlobErrorKind::Denied, ErrorKind::Storage, true),
+        (BlobErrorKind::Corrupt, ErrorKind::Storage, true),
+        (BlobErrorKind::Invalid, ErrorKind::Fatal, false),
+    ] {
+        let error = BlobError { kind: of_blobs, operation: "put", path: "ab.tx".into(), message: "no answer".into() };
+        let error = into_engine_error(error);
+        assert_eq!((error.kind, error.may_be_retried()), (of_engine, is_repeated), "{error}");
     }
 }

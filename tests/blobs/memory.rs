@@ -15,9 +15,9 @@ use utxo_store::{
     event::Validated,
     ingest::plan::{EventRef, PlanSettings, Planner},
     prepare::{PrepareSettings, PreparedEvent, prepare},
-    record::{Rules, build::InlineBodies},
+    record::{Blob, Rules, build::InlineBodies},
     replay::Mode,
-    tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
+    tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, WireFormat},
 };
 
 use crate::{acquire_serial_guard, block_on};
@@ -95,6 +95,20 @@ fn a_large_transaction_is_written_and_searched_in_pieces() {
         let (found, needed) = measure_peak(store.get_tx(txid, Reuse::Unlikely)).await;
         eprintln!("reading the whole transaction took {} MiB", needed / MIB);
         assert!(found.unwrap() == Some(bytes.clone()) && needed < bytes.len() + 4 * MIB + SLACK, "took {needed} bytes");
+
+        for format in [WireFormat::Standard, WireFormat::Extended] {
+            let streaming = async {
+                let mut pieces = store.open_tx(txid, Blob::First, format).await.unwrap().unwrap();
+                let mut read = 0;
+                while let Some(piece) = pieces.next().await.unwrap() {
+                    read += piece.len();
+                }
+                read
+            };
+            let (read, needed) = measure_peak(streaming).await;
+            eprintln!("streaming {} MiB took {} KiB", read / MIB, needed / 1024);
+            assert!(read > 100 * MIB && needed < 8 * MIB + SLACK, "took {needed} bytes");
+        }
     });
 }
 

@@ -4,6 +4,10 @@ use std::{
     fs,
     net::SocketAddr,
     path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -176,8 +180,17 @@ async fn a_deep_probe_writes_and_reads_the_store() {
     assert!(report["ok"] == false && why.contains("cannot write the meta record of the store: "), "{report}");
     engine.fail_applies(|_| false);
     until_answered(200).await;
-    engine.fail_reads(|_| true);
-    until_answered(503).await;
+    // The write reads the record first: only the read after the write fails.
+    let has_written = Arc::new(AtomicBool::new(false));
+    let (writing, reading) = (has_written.clone(), has_written);
+    engine.fail_applies(move |_| {
+        writing.store(true, Ordering::Relaxed);
+        false
+    });
+    engine.fail_reads(move |_| reading.load(Ordering::Relaxed));
+    let report = until_answered(503).await;
+    let why = report["reasons"]["store_check"].as_str().unwrap();
+    assert!(why.contains("cannot read the meta record of the store: "), "{report}");
     assert_eq!(ask(&api, "/health/ready").await.status(), 200, "the probe of every second asks no store");
 }
 

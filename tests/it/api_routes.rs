@@ -134,6 +134,63 @@ async fn each_route_refuses_unknown_parameters_and_fields_by_name() {
     }
 }
 
+/// Protects: the pages and the control endpoints need tokens, too, and a refusal says nothing about a transaction.
+#[tokio::test]
+async fn pages_and_controls_need_a_token_of_their_role() {
+    let world = World::new().await;
+    let known = world.seed(1, 1).await.txid.to_string();
+    world.run_until_consumed().await;
+    let directory = tempfile::tempdir().unwrap();
+    let tokens = directory.path().join("tokens");
+    fs::write(&tokens, format!("read {READ}\nsubmit {SUBMIT}\ncommand {COMMAND}\n")).unwrap();
+    let settings = [("HTTP__TOKENS_FILE", tokens.to_str().unwrap()), ("HTTP__CONTROL", "true")];
+    let api = Api::start(&world, &settings).await;
+    let ask = async |path: &str, token: Option<&str>| {
+        let request = api.client.get(format!("http://{}{path}", api.address));
+        let answer = match token {
+            // A browser sends the token as the password of any name.
+            Some(token) => request.basic_auth("anybody", Some(token)),
+            None => request,
+        };
+        let answer = answer.send().await.unwrap();
+        let challenge = answer.headers().get("www-authenticate").map(|value| value.to_str().unwrap().to_owned());
+        let policy = answer.headers().contains_key("content-security-policy");
+        (answer.status().as_u16(), challenge.unwrap_or_default(), policy, answer.text().await.unwrap())
+    };
+    let (of_known, of_unknown) = (format!("/transactions/{known}"), format!("/transactions/{}", "12".repeat(32)));
+    let refused = ask(&of_unknown, None).await;
+    assert_eq!(ask(&of_known, None).await, refused, "a refusal says nothing about a transaction");
+    for path in ["/", "/search?q=1", &of_known, "/blocks/height:1", "/unmined", "/conflicting", "/docs"] {
+        let (status, challenge, has_policy, _) = ask(path, None).await;
+        assert!(status == 401 && challenge.starts_with("Basic ") && has_policy, "{path}: {status} {challenge}");
+        assert_eq!(ask(path, Some(&"f".repeat(32))).await.0, 401, "{path}");
+        assert_ne!(ask(path, Some(READ)).await.0, 401, "{path}");
+    }
+    assert_eq!(ask(&of_known, Some(READ)).await.0, 200);
+    for (token, status) in [(None, 401), (Some(READ), 403), (Some(SUBMIT), 403)] {
+        let mut request = api.client.post(format!("http://{}/partitions/0/retry", api.address));
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        assert_eq!(request.send().await.unwrap().status(), status, "{token:?}");
+    }
+}
+
+/// Protects: without tokens no page in a browser on the machine can publish.
+#[tokio::test]
+async fn without_tokens_requests_of_web_pages_publish_nothing() {
+    let world = World::new().await;
+    world.run_until_consumed().await;
+    let api = Api::start(&world, &[]).await;
+    for route in routes().into_iter().filter(|route| route.role != "read") {
+        let url = format!("http://{}{}", api.address, route.path);
+        let request = api.client.request(route.method, url).header("Origin", "http://page.example");
+        let body = route.body.unwrap_or_default().to_string();
+        let answer = request.header("Content-Type", "application/json").body(body).send().await.unwrap();
+        assert_eq!(answer.status(), 403, "{}", route.path);
+    }
+}
+
 /// Sends commands in one request, and returns their results.
 async fn run_commands<'a>(api: &Api, actions: impl IntoIterator<Item = CommandAction<'a>>) -> Vec<String> {
     let commands = actions.into_iter().map(|action| json!({"action": serde_json::to_value(action).unwrap()}));

@@ -108,3 +108,25 @@ async fn a_transaction_whose_object_was_damaged_is_answered_as_refused() {
     assert_eq!(api.get(&format!("/v1/transactions/{}", large.txid)).await.0, 404, "nothing was changed");
     running.kill().await;
 }
+
+/// Protects: a submitted transaction that is too large for a message goes by reference, becomes live, and is read back.
+#[tokio::test]
+async fn a_large_transaction_is_submitted_by_reference_and_becomes_live() {
+    let directory = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", directory.path().display());
+    let settings = [("OBJECTS__URL", &url[..]), ("OBJECTS__INLINE_EVENT_BYTES", "1024")];
+    let mut world = World::with_settings(WorldSettings::calm()).await;
+    world.store = world.store.with_event_bodies(open_event_bodies(&config(&settings)).await.unwrap());
+    let running = world.start();
+    let parent = world.seed(1, 1).await;
+    world.until_consumed().await;
+    let api = Api::start(&world, &settings).await;
+    let large = spend(&[parent.coin(0)], 200, 1);
+    let body = json!({"transactions": [hex::encode(&large.extended)]});
+    let (status, answer) = api.post_json("/v1/transactions?wait=live&timeout_ms=60000", body).await;
+    assert_eq!((status, &answer["transactions"][0]["outcome"]), (200, &json!({"status": "live"})), "{answer}");
+    only_file(directory.path());
+    let raw = format!("/v1/transactions/{}/raw?format=extended", large.txid);
+    assert_eq!(api.send(reqwest::Method::GET, &raw, None).await.1, large.extended);
+    running.kill().await;
+}

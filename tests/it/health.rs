@@ -44,6 +44,11 @@ impl FailingEngine {
         *self.applies.lock().unwrap() = Arc::new(move |key| of(key).then(no_answer));
     }
 
+    /// Answers no request from now on, or answers all again.
+    pub fn freeze(&self, is_frozen: bool) {
+        self.is_frozen.store(is_frozen, Ordering::Relaxed);
+    }
+
     async fn thaw(&self) {
         while self.is_frozen.load(Ordering::Relaxed) {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -9,6 +9,7 @@ mod aerospike_cluster;
 mod aerospike_server;
 mod api;
 mod api_aerospike;
+mod api_away;
 mod api_connections;
 mod api_faults;
 mod api_kafka;

@@ -1,7 +1,8 @@
-"""Writes a `dumptxoutset` file (version 2) of the blocks in a file of framed blocks, from block 0 on.
+"""Writes a `dumptxoutset` file (version 2) with the unspent outputs of the blocks from block 0 on.
 
-Written from Bitcoin Core's published format alone: no code of the store, and no library. Arguments: the file of blocks,
-the network magic in hexadecimal, and the file to write. Prints JSON with what `gettxoutsetinfo` would say.
+Written from Bitcoin Core's published format alone, with Python's standard library. Arguments: a file of blocks (each
+with the network magic and its length in front, as in Core's `blk*.dat`), the network magic in hexadecimal, and the file
+to write. Prints JSON with the figures that Core's `gettxoutsetinfo` has.
 """
 
 import hashlib
@@ -114,6 +115,7 @@ def main(blocks_path, magic, to_path):
     with open(blocks_path, "rb") as blocks:
         while head := blocks.read(8):
             height += 1
+            assert head[:4].hex() == magic, "another network, or no file of blocks"
             block = blocks.read(struct.unpack("<I", head[4:])[0])
             block_hash = apply_block(io.BytesIO(block), height, coins)
     transactions, of_set = {}, hashlib.sha256()

@@ -6,6 +6,7 @@ use std::{
     ops::Range,
     path::PathBuf,
     process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -143,7 +144,13 @@ impl Bench {
 
     /// Starts `run` or `serve` with arguments and environment variables. Returns once the process listens.
     pub fn start_process(&self, args: &[&str], variables: &[(&str, &str)]) -> Instance {
-        let [file, log] = ["http-address", "log"].map(|end| self.path(&format!("{}.{end}", args[0])));
+        static SERVERS: AtomicU64 = AtomicU64::new(0);
+        // Each server has a log of its own; the log of `run` is that of the last start.
+        let name = match args[0] {
+            "run" => "run".to_owned(),
+            other => format!("{other}-{}", SERVERS.fetch_add(1, Ordering::Relaxed)),
+        };
+        let [file, log] = ["http-address", "log"].map(|end| self.path(&format!("{name}.{end}")));
         fs::remove_file(&file).ok();
         let mut command = self.command(&[args, &["--http-address-file", file.to_str().unwrap()]].concat(), variables);
         let child = command.stdin(Stdio::piped()).stderr(File::create(&log).unwrap()).spawn().unwrap();
@@ -234,7 +241,7 @@ pub fn get(address: &str, path: &str) -> String {
     answer
 }
 
-/// A running `run`.
+/// A running `run` or `serve`.
 pub struct Instance {
     pub child: Child,
     pub address: String,

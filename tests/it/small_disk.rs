@@ -44,7 +44,7 @@ impl SmallDisk {
         let input = keeper.stdin.take();
         if keeper.stdout.as_mut().unwrap().read_exact(&mut answer).is_err() {
             keeper.wait().unwrap();
-            eprintln!("SKIPPED: a full disk of a broker: a file system cannot be mounted here (root is needed)");
+            eprintln!("SKIPPED: a full disk: a file system cannot be mounted here (root is needed)");
             return None;
         }
         Some(SmallDisk { keeper, input, directory })

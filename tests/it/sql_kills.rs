@@ -1,7 +1,8 @@
 //! A process that writes to a database is killed in the middle of batches: acknowledged batches are there, and every
 //! record is whole.
 //!
-//! The killed process is this test binary, started with an environment variable.
+//! The killed process is this test binary, started with an environment variable; in the last test the demo kills a
+//! process of its own.
 
 use std::{
     collections::BTreeMap,
@@ -18,6 +19,8 @@ use crate::{demo, postgres_server, sql};
 
 const KILLED_ON: &str = "UTXO_STORE_TEST_SQL_KILLED_ON";
 const KILLED_FROM: &str = "UTXO_STORE_TEST_SQL_KILLED_FROM";
+/// Blocks of the demo.
+const BLOCKS: u64 = 1_200;
 /// Transactions of a batch. The batch creates each transaction and spends one of its slots.
 const BATCH: u32 = 50;
 
@@ -130,17 +133,24 @@ async fn acknowledged_batches_survive_sigkill_on_postgres() {
     assert_batches_survive_kills(&database.url()).await;
 }
 
-/// Protects: the demo, whose process is killed three times, ends as its rebuild and as the real block says.
+/// Protects: the demo, whose process is killed three times, ends as its rebuild.
 #[test]
 fn demos_with_kills_pass_on_both_databases() {
     let folder = tempfile::tempdir().unwrap();
-    let (block, outputs) = (demo::data("mainnet-277647.block"), demo::data("mainnet-277647.prevouts.csv"));
+    // The first blocks of the main chain, each behind eight bytes with its length: more events than two kills can miss.
+    let all = std::fs::read(demo::data("mainnet-0-4312.blk")).unwrap();
+    let mut end = 0;
+    for _ in 0..BLOCKS {
+        end += 8 + u32::from_le_bytes(all[end + 4..end + 8].try_into().unwrap()) as usize;
+    }
+    let blocks = folder.path().join("first.blk");
+    std::fs::write(&blocks, &all[..end]).unwrap();
     let mut urls = vec![format!("sqlite://{}/store", folder.path().display())];
     urls.extend(postgres_server::shared_database().map(|database| database.url()));
     for url in urls {
-        let args = ["--blocks", &block, "--prevouts", &outputs, "--kills", "3", "--seed", "7", "--store", &url];
+        let args = ["--blocks", blocks.to_str().unwrap(), "--kills", "3", "--seed", "7", "--store", &url];
         let report = demo::shown(&args);
-        let counts = [("transactions", 213), ("spent_outside", 670), ("unspent", 707), ("kills", 3)];
-        demo::assert_counts(&report, &counts);
+        demo::assert_counts(&report, &[("blocks", BLOCKS), ("kills", 3)]);
+        assert!(report["kills_midway"].as_u64().unwrap() > 0, "{report}");
     }
 }

@@ -415,4 +415,59 @@ mod tests {
         }
         assert_eq!(SelectedFields::parse(Some("fee")).unwrap().view(&stored).unwrap(), serde_json::json!({"fee": 0}));
     }
+
+    #[test]
+    fn each_field_of_the_view_is_the_bin_of_its_name() {
+        use crate::record::{Master, MinedIn, Page};
+        let txid = |byte| crate::tx::Txid([byte; 32]);
+        let mined = |block_id| MinedIn { block_id, height: block_id + 100, subtree: block_id + 200 };
+        let master = Master {
+            total_utxos: 4,
+            mined: vec![mined(11), mined(12)],
+            created_at: 5,
+            unmined_since: Some(6),
+            conflicting_children: [txid(7)].into(),
+            preserve_until: Some(8),
+            ..Master::default()
+        };
+        let page = Page {
+            version: 21,
+            lock_time: 22,
+            fee: 23,
+            size_in_bytes: 24,
+            extended_size: 25,
+            locked: true,
+            utxos: Some(Vec::new()),
+            delete_at_height: Some(26),
+            master: Some(Box::new(master)),
+            ..Page::empty(txid(1))
+        };
+        let stored = StoredTransaction { master: page.into(), slots: Vec::new(), body: None };
+        let expected = serde_json::json!({
+            "txid": txid(1).to_string(),
+            "state": "live",
+            "version": 21,
+            "lockTime": 22,
+            "fee": 23,
+            "sizeInBytes": 24,
+            "extendedSize": 25,
+            "isCoinbase": false,
+            "locked": true,
+            "frozen": false,
+            "creating": false,
+            "conflicting": false,
+            "reason": null,
+            "conflictingChildren": [txid(7).to_string()],
+            "blockIDs": [11, 12],
+            "blockHeights": [111, 112],
+            "subtreeIdxs": [211, 212],
+            "unminedSince": 6,
+            "createdAt": 5,
+            "totalUtxos": 4,
+            "deleteAtHeight": 26,
+            "preserveUntil": 8,
+            "external": false,
+        });
+        assert_eq!(SelectedFields::parse(None).unwrap().view(&stored).unwrap(), expected);
+    }
 }

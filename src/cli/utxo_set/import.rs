@@ -17,7 +17,7 @@ use super::{
 use crate::{
     rng::random_bytes,
     store::StateStore,
-    utxo_set::{ImportOptions, ImportReport, import},
+    utxo_set::{CHUNK_BYTES, ImportOptions, ImportReport, import},
 };
 
 const AFTER_HELP: &str = "\
@@ -48,6 +48,9 @@ pub struct ImportArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Bytes of the file after which the progress is written
+    #[arg(long, value_name = "BYTES", hide = true, default_value_t = CHUNK_BYTES)]
+    chunk_bytes: u64,
 }
 
 /// Parses a hash as Bitcoin Core prints it, into internal order.
@@ -73,6 +76,7 @@ impl ImportArgs {
             height: self.height,
             txoutset_hash: self.txoutset_hash,
             durability_lag: wiring::instance_settings(&config).durability_lag,
+            chunk_bytes: self.chunk_bytes,
             ..ImportOptions::new(self.from.clone())
         };
         let store_id = random_bytes()?;

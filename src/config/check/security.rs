@@ -278,8 +278,9 @@ impl Config {
         if !self.ignored_names.is_empty() {
             let names = self.ignored_names.join(", ");
             warnings.push(format!(
-                "names that are not read: {names}; a variable is UTXO_STORE__SECTION__KEY, and `utxo-store config \
-                 sample` has the reference's name of each setting"
+                "names that are not read: {names}; a variable is UTXO_STORE__SECTION__KEY, `utxo-store config \
+                 sample` has the reference's name of each setting, and docs/operating/configure.md says why some names \
+                 have no setting"
             ));
         }
         warnings

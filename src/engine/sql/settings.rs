@@ -248,12 +248,16 @@ impl SqlSettings {
 /// Returns the error for a parameter that a database does not have; names the setting that stands for a parameter of
 /// the reference document.
 fn refuse_parameter(scheme: &'static str, key: String) -> OpenError {
+    let is_server = scheme == "postgres";
     let reason = match key.as_str() {
-        "ConnectionQueueSize" => "`store.sql.max_open_connections` bounds the connections to a database",
-        "LimitConnectionsToQueueSize" => {
-            "a request always waits for one of the connections of `store.sql.max_open_connections`"
+        "ConnectionQueueSize" | "LimitConnectionsToQueueSize" if is_server => {
+            "the parameter belongs to Aerospike; `store.sql.max_open_connections` bounds the connections to \
+             PostgreSQL, and a request waits for one of these"
         }
-        "set" => "a database holds one store; name another database for another store",
+        "ConnectionQueueSize" | "LimitConnectionsToQueueSize" => {
+            "the parameter belongs to Aerospike; a file has no connections to bound"
+        }
+        "set" => "the parameter belongs to Aerospike; a database holds one store",
         _ => return OpenError::UnknownParameter { scheme, key },
     };
     OpenError::OtherStoresParameter { scheme, key, reason }

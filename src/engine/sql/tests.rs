@@ -55,12 +55,9 @@ fn invalid_urls_are_refused_without_the_password() {
         ("postgres://me:secret@/db?host=folder", "absolute path of the folder"),
         ("postgres://me:secret@host/db?sslmode=maybe", "must be disable, prefer"),
         ("postgres://me:secret@host/db?PostgresMaxOpenConns=1", "at least 2"),
-        (
-            "postgres://me:secret@host/db?ConnectionQueueSize=1",
-            "`ConnectionQueueSize`: `store.sql.max_open_connections`",
-        ),
-        ("sqlite:///a?LimitConnectionsToQueueSize=true", "`LimitConnectionsToQueueSize`: a request always waits"),
-        ("postgres://me:secret@host/db?set=txmeta", "`set`: a database holds one store"),
+        ("postgres://me:secret@host/db?ConnectionQueueSize=1", "`store.sql.max_open_connections` bounds"),
+        ("sqlite:///a?LimitConnectionsToQueueSize=true", "a file has no connections"),
+        ("postgres://me:secret@host/db?set=txmeta", "a database holds one store"),
         ("postgres://me:12?secret@host/db", "write `%3F`"),
         ("postgres://me:12/3?secret@host/db", "write `%3F`"),
     ] {

@@ -78,7 +78,8 @@ fn seed(testbed: &TestBed, count: usize) -> Made {
 }
 
 /// Kills `kills` processes in turn: an instance, the server of the API, and the Aerospike server, which loses the
-/// writes that are not in its file. Every second load is answered before the kill.
+/// writes that are not in its file. Every second load is answered before the kill. The load goes to the instance that
+/// is killed, else to the server.
 fn kill_under_load(testbed: &TestBed, asd: &mut AerospikeServer, kills: u64, seed_of_run: u64) {
     let mut rng = SplitMix64::new(seed_of_run ^ u64::from_be_bytes(*b"apikills"));
     let mut instances = InstanceProcesses::new(testbed, true);
@@ -87,9 +88,12 @@ fn kill_under_load(testbed: &TestBed, asd: &mut AerospikeServer, kills: u64, see
     let mut serve = ServeProcess::start(testbed);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let _entered = runtime.enter();
-    let mut load = ApiLoad::start(coins, &serve.address);
+    let (mut load, mut by_instances) = (ApiLoad::start(coins, &serve.address), 0);
     for kill in 0..kills {
-        load.submit(&serve.address);
+        let slot = rng.below(INSTANCES as u64) as usize;
+        let of_instance = if kill % 3 == 0 { instances.address(slot) } else { None };
+        by_instances += u64::from(of_instance.is_some());
+        load.submit(of_instance.as_ref().unwrap_or(&serve.address));
         if kill % 2 == 1 {
             runtime.block_on(load.finish());
         } else {
@@ -97,7 +101,7 @@ fn kill_under_load(testbed: &TestBed, asd: &mut AerospikeServer, kills: u64, see
         }
         instances.check_alive();
         match kill % 3 {
-            0 => drop(instances.kill(rng.below(INSTANCES as u64) as usize)),
+            0 => drop(instances.kill(slot)),
             1 => {
                 drop(serve);
                 serve = ServeProcess::start(testbed);
@@ -112,6 +116,8 @@ fn kill_under_load(testbed: &TestBed, asd: &mut AerospikeServer, kills: u64, see
             instances.start(slot);
         }
     }
+    assert!(by_instances > 0, "no instance was killed under load of its API");
+    eprintln!("{by_instances} loads went to the instance that was killed");
     runtime.block_on(load.check(&serve.address, testbed.has_lost_writes));
     judge::wait_until_all_is_handled(testbed, &mut instances);
     instances.stop_all();
@@ -127,6 +133,7 @@ fn run_api_kills(kills: u64, seed_of_run: u64, is_rebuilt: bool) {
     let Some(mut asd) = AerospikeServer::start_configured(&configuration) else { return };
     let mut testbed = TestBed::aerospike(kafka.bootstrap_servers(), &asd);
     testbed.has_lost_writes = true;
+    testbed.set("HTTP__API", "true");
     eprintln!("kills under load of the API: SEED={seed_of_run} KILLS={kills}");
     let killed = panic::catch_unwind(AssertUnwindSafe(|| {
         kill_under_load(&testbed, &mut asd, kills, seed_of_run);

@@ -101,6 +101,16 @@ impl<'g> InstanceProcesses<'g> {
 }
 
 impl InstanceProcesses<'_> {
+    fn address_file(&self, slot: usize) -> PathBuf {
+        self.testbed.bench.path(&format!("run-{slot}.address"))
+    }
+
+    /// Returns the address of an instance that listens.
+    pub fn address(&self, slot: usize) -> Option<String> {
+        self.members[slot].as_ref()?;
+        Some(fs::read_to_string(self.address_file(slot)).ok()?.trim().to_owned())
+    }
+
     /// Waits until every instance has ended by itself with exit code 1.
     pub fn wait_until_all_have_failed(&mut self) {
         for slot in 0..INSTANCES {
@@ -117,7 +127,10 @@ impl InstanceSet for InstanceProcesses<'_> {
         if self.members[slot].as_mut().is_some_and(|member| !member.has_ended()) {
             return false;
         }
-        let mut command = self.testbed.command(&["run", "--exit-with-stdin"]);
+        let address = self.address_file(slot);
+        fs::remove_file(&address).ok();
+        let address = address.to_str().unwrap();
+        let mut command = self.testbed.command(&["run", "--exit-with-stdin", "--http-address-file", address]);
         if self.are_static {
             command.env("UTXO_STORE__KAFKA__INSTANCE_ID", format!("torture-{slot}"));
         }
