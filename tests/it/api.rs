@@ -297,6 +297,20 @@ async fn conflicts_history_and_blocks_are_read() {
     assert_eq!((status, &block["height"], &block["longestChain"]), (200, &shown["blockHeights"][0], &json!(true)));
     assert_eq!(api.get(&format!("/v1/blocks/{}", block["hash"].as_str().unwrap())).await.1, by_id);
     assert_eq!(api.get(&format!("/v1/blocks/height:{}", block["height"])).await.1, by_id);
+
+    let of_loser = spend(&[loser.coin(0)], 1, 4);
+    world.validate(&of_loser).await;
+    let coinbase = world.mine(2, &[]).await;
+    world.until_consumed().await;
+    let (_, conflicts) = api.get(&format!("/v1/conflicts/{}", loser.txid)).await;
+    let descendants = json!({"txids": [of_loser.txid.to_string()], "more": false});
+    assert_eq!(conflicts["conflictingDescendants"], descendants, "{conflicts}");
+    let (_, chain) = api.get("/v1/chain").await;
+    let (_, latest) = api.get(&format!("/v1/blocks/height:{}", chain["height"])).await;
+    assert_eq!((&latest["blocks"][0]["hash"], &latest["blocks"][0]["time"]), (&chain["hash"], &chain["medianTime"]));
+    assert_eq!(chain["retention"], world.store.settings.rules.retention, "{chain}");
+    let (status, none) = api.get(&format!("/v1/transactions/{}/previous-outputs", coinbase.txid)).await;
+    assert_eq!((status, none), (200, json!({"previousOutputs": []})));
     running.kill().await;
 }
 

@@ -169,3 +169,32 @@ async fn only_what_is_asked_for_is_read() {
         api.send(reqwest::Method::POST, "/v1/transactions:batch", Some((OCTET_STREAM, body.repeat(100)))).await;
     assert_eq!((status.as_u16(), engine.take_reads().iter().sum::<usize>()), (200, 100), "no page is read");
 }
+
+/// Protects: pages of many transactions are read together, and a transaction of too many pages has an error of its own.
+#[tokio::test]
+async fn pages_of_a_batch_are_read_together() {
+    const COUNT: usize = 40;
+    let world = World::with_settings(WorldSettings::paged(2)).await;
+    let running = world.start();
+    let parent = world.seed(1, COUNT + 1).await;
+    // Three slots are two pages, and seven are four.
+    let mut made: Vec<_> = (0..COUNT as u32).map(|vout| spend(&[parent.coin(vout)], 3, 1)).collect();
+    made.push(spend(&[parent.coin(COUNT as u32)], 7, 2));
+    for made in &made {
+        world.validate(made).await;
+    }
+    world.until_consumed().await;
+    running.kill().await;
+    let engine = Arc::new(CountingEngine::over(world.store.engine.clone()));
+    let mut store = StateStore { engine: engine.clone(), ..world.store.clone() };
+    store.settings.batch_size = 1_024;
+    let api = Api::over(store, None, &[]).await;
+    let txids: Vec<String> = made.iter().map(|made| made.txid.to_string()).collect();
+    let (status, answer) = api.post_json("/v1/transactions:batch?fields=spendingData", json!({"txids": txids})).await;
+    let answers = answer["transactions"].as_array().unwrap();
+    assert_eq!((status, answers.len()), (200, COUNT + 1));
+    assert!(answers[..COUNT].iter().all(|one| one["spendingData"] == json!([null, null, null])), "{answer}");
+    assert_eq!(answers[COUNT]["error"]["status"], 413, "{answer}");
+    let reads = engine.take_reads();
+    assert!(reads.len() <= 4 && reads.iter().sum::<usize>() >= 3 * COUNT, "{reads:?}");
+}

@@ -134,11 +134,22 @@ fn a_killed_broker_is_answered_503_and_used_again() {
     }
     assert_eq!(send(&of_store[0]).0, 200, "the store is there");
     let mut stream = runtime.block_on(follow(&api));
+    // A server that starts now has never read the topic.
+    let late = runtime.block_on(async {
+        let broker: Arc<dyn Broker> = Arc::new(bench.broker());
+        Api::over(World::new().await.store.clone(), Some(broker), &http).await
+    });
+    let first_stream = || {
+        let request = late.client.get(format!("http://{}/v1/outcomes", late.address));
+        runtime.block_on(async { request.timeout(Duration::from_secs(120)).send().await.unwrap().status().as_u16() })
+    };
+    assert_eq!(first_stream(), 503);
 
     server.restart();
     for route in &routes {
         until("the broker is used again", || send(route).0 == route.3);
     }
+    until("the late server reads the topic", || first_stream() == 200);
     runtime.block_on(async {
         publish(&bench, 0, 7).await;
         read_until(&mut stream, &Txid([7; 32]).to_string()).await;

@@ -147,6 +147,9 @@ async fn commands_are_executed_in_their_order_and_their_results_are_read_again()
     assert_eq!(output["status"], "FROZEN");
     let (status, read) = api.get(&format!("/v1/commands/{id}")).await;
     assert_eq!((status, &read), (200, &shown["commands"][0]));
+    let (_, history) = api.get(&format!("/v1/transactions/{}/history?cursor=earliest", parent.txid)).await;
+    let lines = history["history"].as_array().unwrap();
+    assert!(lines.iter().any(|line| line["what"].as_str().unwrap().starts_with("command freeze")), "{history}");
     assert_eq!(api.get(&format!("/v1/commands/{}", "0c".repeat(16))).await.0, 404);
     for (body, words) in [
         (json!({"commands": [{"action": {"freez": {"outpoint": outpoint}}}]}), "commands[0]"),

@@ -279,3 +279,21 @@ async fn a_request_beyond_the_greatest_number_is_a_429() {
     assert!(refused.0 == 429 && refused.1["detail"].as_str().unwrap().contains("http.max_requests"), "{refused:?}");
     assert_eq!(first.await.unwrap(), 503, "the first request ends within its time limit");
 }
+
+/// Protects: an open stream takes a place of `http.max_streams`, whatever streams, and gives the place back.
+#[tokio::test]
+async fn an_open_stream_takes_a_place_and_gives_it_back() {
+    let world = World::new().await;
+    world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    let api = Api::start(&world, &[("HTTP__MAX_STREAMS", "1")]).await;
+    let open = async || api.client.get(format!("http://{}/v1/outcomes", api.address)).send().await.unwrap();
+    let stream = open().await;
+    assert_eq!((stream.status(), open().await.status()), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS));
+    drop(stream);
+    let begun = std::time::Instant::now();
+    while open().await.status() != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the place does not come back");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

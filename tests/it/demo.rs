@@ -69,7 +69,7 @@ fn the_first_blocks_survive_a_kill() {
 }
 
 /// Digest of the live transactions after the first blocks, whatever became conflicting meanwhile.
-const STANDING: &str = "e8ca32d3933ef5ce3b514176f62cea2250968de97043afe43e492786981823dc";
+pub const STANDING: &str = "e8ca32d3933ef5ce3b514176f62cea2250968de97043afe43e492786981823dc";
 
 /// The first blocks with reorgs of one to twenty blocks at random heights: the final digest is the one without reorgs.
 pub fn assert_reorgs_change_nothing_live(store: &[&str]) {

@@ -12,7 +12,7 @@ use crate::{
     api::{Api, Scene, plant_undecided, scene},
     ask::KeptDemo,
     chromium::Browser,
-    harness::World,
+    harness::{World, WorldSettings, spend},
 };
 
 /// Text that a browser would run, if the page did not escape the text.
@@ -116,6 +116,33 @@ async fn a_long_list_is_shown_in_pages() {
         }
     }
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// Protects: each output of a large transaction is on one of its pages, and the links lead from page to page.
+#[tokio::test]
+async fn the_outputs_of_a_large_transaction_are_shown_in_pages() {
+    let world = World::with_settings(WorldSettings::calm()).await;
+    let running = world.start();
+    let parent = world.seed(1, 1).await;
+    let large = spend(&[parent.coin(0)], 450, 1);
+    world.validate(&large).await;
+    world.until_consumed().await;
+    running.kill().await;
+    let api = Api::start(&world, &[]).await;
+    let mut path = format!("/transactions/{}", large.txid);
+    for (first, shown) in [(0, 200), (200, 200), (400, 50)] {
+        let (status, body) = api.send(Method::GET, &path, None).await;
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        assert_eq!(status, 200, "{path}");
+        let rows = (0..450).filter(|vout| body.contains(&format!("id=\"output-{vout}\"")));
+        assert!(rows.eq(first..first + shown), "{path}");
+        assert_eq!(body.contains("Earlier"), first > 0, "{path}");
+        match first + shown {
+            450 => assert!(!body.contains("Further"), "{path}"),
+            next => path = format!("/transactions/{}?outputs={next}", large.txid),
+        }
+        assert!(body.contains(&path) || first == 400, "the page links to {path}");
+    }
 }
 
 /// Runs a test of the page in a browser, beside the server.

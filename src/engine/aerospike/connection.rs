@@ -45,11 +45,6 @@ fn remedy(problem: &str) -> &'static str {
     }
 }
 
-/// Connections to each node that stay open while no request uses them (decision 0281).
-const READY_CONNECTIONS: usize = 16;
-/// Connections that are being opened at the same time, to all nodes together.
-const MOST_OPENED_AT_ONCE: usize = 8;
-
 /// Pause between two attempts to reach a cluster.
 pub const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -119,8 +114,6 @@ fn client_policy(settings: &AerospikeSettings) -> Result<ClientPolicy, OpenAeros
     let mut policy = ClientPolicy {
         timeout: access.timeout.as_millis() as u32,
         max_conns_per_node: access.connections,
-        min_conns_per_node: access.connections.min(READY_CONNECTIONS),
-        opening_connection_threshold: MOST_OPENED_AT_ONCE,
         // The client's circuit breaker would refuse all requests for whole seconds after a burst of busy keys. The
         // callers of this engine pause by themselves.
         max_error_rate: 0,
