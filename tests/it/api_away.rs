@@ -158,8 +158,7 @@ async fn a_damaged_body_is_no_whole_answer() {
 #[tokio::test]
 async fn only_what_is_asked_for_is_read() {
     let (world, faults, [external, _]) = world_with_blobs().await;
-    let engine = Arc::new(CountingEngine::over(world.store.engine.clone()));
-    let api = Api::over(StateStore { engine: engine.clone(), ..world.store.clone() }, None, &[]).await;
+    let (engine, api) = CountingEngine::serve(&world).await;
     faults.fail_all(Some(BlobFault::Denied));
     let shown = api.get(&format!("/v1/transactions/{external}?fields=fee,sizeInBytes,external")).await;
     assert_eq!((shown.0, &shown.1["external"]), (200, &json!(true)));
@@ -185,10 +184,7 @@ async fn pages_of_a_batch_are_read_together() {
     }
     world.until_consumed().await;
     running.kill().await;
-    let engine = Arc::new(CountingEngine::over(world.store.engine.clone()));
-    let mut store = StateStore { engine: engine.clone(), ..world.store.clone() };
-    store.settings.batch_size = 1_024;
-    let api = Api::over(store, None, &[]).await;
+    let (engine, api) = CountingEngine::serve(&world).await;
     let txids: Vec<String> = made.iter().map(|made| made.txid.to_string()).collect();
     let (status, answer) = api.post_json("/v1/transactions:batch?fields=spendingData", json!({"txids": txids})).await;
     let answers = answer["transactions"].as_array().unwrap();

@@ -85,8 +85,12 @@ pub struct CountingEngine {
 }
 
 impl CountingEngine {
-    pub fn over(inner: Arc<dyn RecordEngine>) -> Self {
-        CountingEngine { inner, reads: Mutex::default() }
+    /// Starts a server of the API that counts its reads of the store of a world, in batches of up to 1,024 records.
+    pub async fn serve(world: &World) -> (Arc<Self>, Api) {
+        let engine = Arc::new(CountingEngine { inner: world.store.engine.clone(), reads: Mutex::default() });
+        let mut store = StateStore { engine: engine.clone(), ..world.store.clone() };
+        store.settings.batch_size = 1_024;
+        (engine, Api::over(store, None, &[]).await)
     }
 
     /// Returns the number of records of each read since the last call.
@@ -114,10 +118,7 @@ async fn ten_thousand_keys_are_ten_reads_of_the_store() {
     let known = world.seed(1, 2).await.txid;
     world.until_consumed().await;
     running.kill().await;
-    let engine = Arc::new(CountingEngine::over(world.store.engine.clone()));
-    let mut store = StateStore { engine: engine.clone(), ..world.store.clone() };
-    store.settings.batch_size = 1_024;
-    let api = Api::over(store, None, &[]).await;
+    let (engine, api) = CountingEngine::serve(&world).await;
     let unknown = (1..10_000_u32).map(|number| Txid(*blake3::hash(&number.to_le_bytes()).as_bytes()));
     let many: Vec<Txid> = std::iter::once(known).chain(unknown).collect();
     let transactions: Vec<u8> = many.iter().flat_map(|txid| txid.0).collect();

@@ -11,7 +11,7 @@ use utxo_store::{
 
 use crate::{
     api::{Api, config},
-    harness::{Made, World, WorldSettings, spend},
+    harness::{Made, Running, World, WorldSettings, spend},
 };
 
 /// Replaces the master of a transaction.
@@ -76,17 +76,24 @@ fn only_file(folder: &std::path::Path) -> PathBuf {
     files.remove(0)
 }
 
+/// Starts an instance that reads bodies of events from the objects of these settings, with a partial transaction of one
+/// output.
+async fn start_with_objects(settings: &[(&str, &str)]) -> (World, Running, Made) {
+    let mut world = World::with_settings(WorldSettings::calm()).await;
+    world.store = world.store.with_event_bodies(open_event_bodies(&config(settings)).await.unwrap());
+    let running = world.start();
+    let parent = world.seed(1, 1).await;
+    world.until_consumed().await;
+    (world, running, parent)
+}
+
 /// The body of the submitted transaction is an object, and is damaged before an instance reads the object.
 #[tokio::test]
 async fn a_transaction_whose_object_was_damaged_is_answered_as_refused() {
     let directory = tempfile::tempdir().unwrap();
     let url = format!("file://{}", directory.path().display());
     let settings = [("OBJECTS__URL", &url[..]), ("OBJECTS__INLINE_EVENT_BYTES", "1024")];
-    let mut world = World::with_settings(WorldSettings::calm()).await;
-    world.store = world.store.with_event_bodies(open_event_bodies(&config(&settings)).await.unwrap());
-    let running = world.start();
-    let parent = world.seed(1, 1).await;
-    world.until_consumed().await;
+    let (world, running, parent) = start_with_objects(&settings).await;
     running.kill().await;
     let api = Api::start(&world, &settings).await;
     let (large, published) = (spend(&[parent.coin(0)], 200, 1), world.count("txs").await);
@@ -115,11 +122,7 @@ async fn a_large_transaction_is_submitted_by_reference_and_becomes_live() {
     let directory = tempfile::tempdir().unwrap();
     let url = format!("file://{}", directory.path().display());
     let settings = [("OBJECTS__URL", &url[..]), ("OBJECTS__INLINE_EVENT_BYTES", "1024")];
-    let mut world = World::with_settings(WorldSettings::calm()).await;
-    world.store = world.store.with_event_bodies(open_event_bodies(&config(&settings)).await.unwrap());
-    let running = world.start();
-    let parent = world.seed(1, 1).await;
-    world.until_consumed().await;
+    let (world, running, parent) = start_with_objects(&settings).await;
     let api = Api::start(&world, &settings).await;
     let large = spend(&[parent.coin(0)], 200, 1);
     let body = json!({"transactions": [hex::encode(&large.extended)]});

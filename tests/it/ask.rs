@@ -99,17 +99,14 @@ fn every_command_of_the_walk_answers_as_the_document_says() {
     }
     let text = fs::read_to_string(format!("{}/{DOCUMENT}", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let sessions = read_sessions(&text);
-    for (path, operations) in crate::openapi::DESCRIPTION["paths"].as_object().unwrap() {
+    assert!(sessions.len() > 15, "{}", sessions.len());
+    for path in crate::openapi::DESCRIPTION["paths"].as_object().unwrap().keys() {
         // The literal parts of the path, in their order in one line of a session.
         let parts: Vec<&str> = path.split(['{', '}']).step_by(2).filter(|part| part.len() > 1).collect();
         let is_asked = sessions.iter().flat_map(|session| session.commands.lines()).any(|line| {
             parts.iter().try_fold(line, |rest, part| rest.split_once(part).map(|(_, rest)| rest)).is_some()
         });
-        assert!(
-            is_asked,
-            "{DOCUMENT} has no session for {path} ({} operations)",
-            operations.as_object().unwrap().len()
-        );
+        assert!(is_asked, "{DOCUMENT} has no session for {path}");
     }
     let (mut demo, address) = KeptDemo::start();
     let script: String =

@@ -69,7 +69,7 @@ fn a_file_of_an_independent_writer_has_the_totals_that_the_writer_says() {
 }
 
 /// Repeats an import until the process ends by itself, and kills the process a few times before, at moments of the time
-/// that a whole import takes. Returns whether the last process has continued an unfinished import.
+/// that a whole import takes. Returns the report of the last process, and the number of kills.
 fn import_with_kills(import: &[String], whole: Duration, rng: &mut SplitMix64) -> (Value, u32) {
     let words: Vec<&str> = import.iter().map(String::as_str).collect();
     let mut killed = 0;
