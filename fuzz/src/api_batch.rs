@@ -102,6 +102,7 @@ fn make_output(made: &[u8]) -> (OutputState, ReadRecord) {
         output: (parts & 4 > 0).then_some(StoredOutput { satoshis: u64::from(height) << 9, script }),
     };
     let state = OutputState {
+        mined_height: None,
         outpoint: Outpoint { txid: Txid([byte(6); 32]), vout: height },
         status,
         spender: record.spender,

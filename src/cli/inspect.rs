@@ -103,7 +103,7 @@ impl InspectCommand {
 
 impl OutpointArgs {
     async fn show(&self, store: &StateStore, out: &mut impl Write) -> CliResult {
-        let OutputState { outpoint, status, spender, utxo_hash, output } =
+        let OutputState { outpoint, status, spender, utxo_hash, output, mined_height: _ } =
             Store::of(store.clone()).output(self.outpoint, self.height).await?;
         let (explained, status) = (status.to_string(), status.code());
         let shown = OutputStatusView { outpoint, status, explained, spender, utxo_hash, output };

@@ -88,7 +88,7 @@ impl Store {
     /// # Errors
     /// The store does not answer, or a record is damaged.
     pub async fn output(&self, outpoint: Outpoint, height: Option<u32>) -> Result<OutputState, ReadError> {
-        let options = OutputOptions { height, output: true };
+        let options = OutputOptions { height, output: true, ..OutputOptions::default() };
         OutputReader::of(&self.store).read_one(OutputQuery { outpoint, hash: None }, options).await
     }
 

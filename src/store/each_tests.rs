@@ -48,7 +48,7 @@ async fn a_damaged_record_and_an_absent_node_fail_their_own_keys() {
     }
     let query = |txid| OutputQuery { outpoint: outpoint(txid, 0), hash: None };
     for output in [false, true] {
-        let options = OutputOptions { height: None, output };
+        let options = OutputOptions { height: None, output, ..OutputOptions::default() };
         let states = OutputReader::of(&store).read(&txids.map(query), options).await;
         let states: Vec<_> =
             states.iter().map(|state| state.as_ref().map(|state| state.utxo_hash.is_some()).map_err(kind)).collect();

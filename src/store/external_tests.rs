@@ -285,7 +285,7 @@ async fn an_output_needs_the_blob_up_to_it_and_a_damaged_one_is_not_returned() {
     create(&store, &bytes, InitialState::Live).await;
     let reader = OutputReader::of(&store);
     let query = |vout| OutputQuery { outpoint: outpoint(txid(&bytes), vout), hash: None };
-    let options = OutputOptions { height: None, output: true };
+    let options = OutputOptions { height: None, output: true, ..OutputOptions::default() };
     objects.fail_all(Some(BlobFault::Dripping(Duration::ZERO)));
     let mut read = Vec::new();
     for vout in [0, 1_999] {

@@ -7,7 +7,7 @@ use futures_util::{StreamExt, stream};
 
 use crate::{
     engine::EngineError,
-    record::{Key, SelectedPage, Selection, Slot, SlotRange, SpendingData, StoredOutput, TxState, Verdict},
+    record::{Key, Page, SelectedPage, Selection, Slot, SlotRange, SpendingData, StoredOutput, TxState, Verdict},
     tx::{Outpoint, Txid, UtxoHash},
 };
 
@@ -38,6 +38,9 @@ pub struct OutputState {
     /// Amount and locking script, if asked for; of a reassigned output those of the new owner. `None`: the output has
     /// no slot.
     pub output: Option<StoredOutput>,
+    /// Height of the block of the longest chain that lists the transaction, if asked for: the greatest, where blocks of
+    /// several branches do. `None`: no block of the longest chain.
+    pub mined_height: Option<u32>,
 }
 
 impl OutputState {
@@ -63,6 +66,8 @@ pub struct OutputOptions {
     pub height: Option<u32>,
     /// Reads amount and locking script, from the body where the record does not hold the outputs.
     pub output: bool,
+    /// Reads the height of the block that lists the transaction.
+    pub mined: bool,
 }
 
 /// Reader of the outputs of a store.
@@ -99,7 +104,7 @@ struct OutputRecords<'a> {
 
 impl ReadPlan {
     /// Plans the read of outputs; `locate` returns the page and the offset of an output's slot.
-    fn of(queries: &[OutputQuery], output: bool, locate: impl Fn(Outpoint) -> (u32, u32)) -> Self {
+    fn of(queries: &[OutputQuery], options: OutputOptions, locate: impl Fn(Outpoint) -> (u32, u32)) -> Self {
         let mut sorted: Vec<(Txid, u32, u32, usize)> = Vec::with_capacity(queries.len());
         sorted.extend(queries.iter().enumerate().map(|(index, query)| {
             let (number, offset) = locate(query.outpoint);
@@ -108,7 +113,7 @@ impl ReadPlan {
         sorted.sort_unstable();
         let mut plan = ReadPlan { rows: Vec::new(), places: vec![RowIndexes::default(); queries.len()] };
         // An output may have a script of megabytes: none is read that nobody asked for.
-        let gap = if output { 0 } else { GAP };
+        let gap = if options.output { 0 } else { GAP };
         let mut master: Option<(Txid, usize)> = None;
         for (txid, number, offset, index) in sorted {
             if number > 0 && master.is_none_or(|(known, _)| known != txid) {
@@ -116,7 +121,8 @@ impl ReadPlan {
                 master = Some((txid, plan.rows.len()));
                 plan.rows.push((Key::master(txid), Selection::META));
             }
-            plan.select_slot(Key::Page(txid, number), offset, gap, output);
+            let selection = Selection { meta: options.mined && number == 0, slots: None, output: options.output };
+            plan.select_slot(Key::Page(txid, number), offset, gap, selection);
             let master = master.filter(|_| number > 0).map(|(_, row)| row);
             plan.places[index] = RowIndexes { master, page: plan.rows.len() - 1 };
         }
@@ -124,7 +130,7 @@ impl ReadPlan {
     }
 
     /// Widens the last row by a slot, or adds a row. The slots of a page come in ascending order.
-    fn select_slot(&mut self, key: Key, offset: u32, gap: u32, output: bool) {
+    fn select_slot(&mut self, key: Key, offset: u32, gap: u32, selection: Selection) {
         if let Some((last, Selection { slots: Some(slots), .. })) = self.rows.last_mut()
             && *last == key
             && offset - slots.first <= slots.count.saturating_add(gap)
@@ -133,7 +139,7 @@ impl ReadPlan {
             return;
         }
         let slots = Some(SlotRange { first: offset, count: 1 });
-        self.rows.push((key, Selection { slots, output, meta: false }));
+        self.rows.push((key, Selection { slots, ..selection }));
     }
 }
 
@@ -170,7 +176,7 @@ impl<'a> OutputReader<'a> {
         options: OutputOptions,
     ) -> Vec<Result<OutputState, ReadError>> {
         let locate = |outpoint| self.store.locate_slot(outpoint);
-        let ReadPlan { rows, places } = ReadPlan::of(queries, options.output, locate);
+        let ReadPlan { rows, places } = ReadPlan::of(queries, options, locate);
         let read = self.store.read_selected(rows).await;
         let page_of = |row: usize| read[row].as_ref().map(Option::as_ref).map_err(EngineError::clone);
         let state = |(query, places): (&OutputQuery, RowIndexes)| {
@@ -180,7 +186,7 @@ impl<'a> OutputReader<'a> {
                 None => OutputRecords { master: page, page: None, offset },
                 Some(row) => OutputRecords { master: page_of(row)?, page: Some((number, page)), offset },
             };
-            records.state(query, options.height)
+            records.state(query, options)
         };
         queries.iter().zip(places).map(state).collect()
     }
@@ -217,7 +223,9 @@ impl<'a> OutputReader<'a> {
 
 impl OutputRecords<'_> {
     /// Returns the state of the output by its records.
-    fn state(self, query: &OutputQuery, height: Option<u32>) -> Result<OutputState, ReadError> {
+    fn state(self, query: &OutputQuery, options: OutputOptions) -> Result<OutputState, ReadError> {
+        let height = options.height;
+        let mined_height = self.master.filter(|_| options.mined).and_then(|master| mined_height(&master.page));
         let OutputQuery { outpoint, hash } = *query;
         let state = |status, page: Option<&SelectedPage>| {
             let slot = page.and_then(|page| page.slot(self.offset)).filter(|slot| *slot != Slot::Nil);
@@ -233,6 +241,7 @@ impl OutputRecords<'_> {
                 spender: slot.and_then(|slot| slot.spender()),
                 utxo_hash: slot.and_then(|slot| slot.hash()),
                 output: output.filter(|_| slot.is_some()),
+                mined_height,
             }
         };
         let Some(master) = self.master else { return Ok(state(SpendStatus::NotFound, None)) };
@@ -259,6 +268,11 @@ impl OutputRecords<'_> {
         };
         Ok(state(status, Some(page)))
     }
+}
+
+fn mined_height(master: &Page) -> Option<u32> {
+    let fields = master.master.as_deref().filter(|fields| fields.unmined_since.is_none())?;
+    fields.mined.iter().map(|block| block.height).max()
 }
 
 /// Returns the obstacle that the record as a whole is; `None`: the slot decides.

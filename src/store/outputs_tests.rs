@@ -10,7 +10,7 @@ use crate::{
 };
 
 async fn status_of(store: &StateStore, outpoint: Outpoint, hash: Option<UtxoHash>, height: Option<u32>) -> SpendStatus {
-    let options = OutputOptions { height, output: false };
+    let options = OutputOptions { height, output: false, ..OutputOptions::default() };
     OutputReader::of(store).read_one(OutputQuery { outpoint, hash }, options).await.unwrap().status
 }
 
@@ -121,7 +121,7 @@ async fn a_batch_has_one_state_for_each_query() {
     let outpoints =
         [outpoint(id, 6), outpoint(txid(&broken), 2), outpoint(txid(&broken), 4), outpoint(PARENT, 0), outpoint(id, 5)];
     let queries = outpoints.map(|outpoint| OutputQuery { outpoint, hash: None });
-    let options = OutputOptions { height: None, output: true };
+    let options = OutputOptions { height: None, output: true, ..OutputOptions::default() };
     let states = OutputReader::of(&store).read(&queries, options).await;
     let output = |index: usize| states[index].as_ref().unwrap().output.as_ref().map(|output| output.satoshis);
     assert_eq!((output(0), output(4)), (Some(16), Some(99)), "output 5 was reassigned");
@@ -141,13 +141,13 @@ fn a_read_of_outputs_has_each_master_and_each_run_of_slots_once() {
     };
     // Out of order, with a repeated outpoint, a gap that is read along, and a gap that is not.
     let queries = [at(2, 150), at(1, 7), at(1, 5), at(1, 7), at(2, 151), at(1, 99), at(1, 24), at(2, 250)];
-    let plan = ReadPlan::of(&queries, false, locate);
+    let plan = ReadPlan::of(&queries, OutputOptions::default(), locate);
     let rows =
         [run(1, 0, 5, 20, false), run(1, 0, 99, 1, false), meta(2), run(2, 1, 50, 2, false), run(2, 2, 50, 1, false)];
     assert_eq!(plan.rows, rows);
     let (master, alone) = (|page| RowIndexes { master: Some(2), page }, |page| RowIndexes { master: None, page });
     assert_eq!(plan.places, [master(3), alone(0), alone(0), alone(0), master(3), alone(1), alone(0), master(4)]);
-    let with_outputs = ReadPlan::of(&queries[1..3], true, locate);
+    let with_outputs = ReadPlan::of(&queries[1..3], OutputOptions { output: true, ..OutputOptions::default() }, locate);
     assert_eq!(with_outputs.rows, [run(1, 0, 5, 1, true), run(1, 0, 7, 1, true)]);
 }
 
@@ -156,7 +156,9 @@ fn a_read_of_outputs_has_each_master_and_each_run_of_slots_once() {
 async fn a_batch_answers_as_single_reads_do() {
     let (store, bytes) = paged_store().await;
     let mut random = SplitMix64::new(31);
-    for options in [OutputOptions::default(), OutputOptions { height: Some(200), output: true }] {
+    for options in
+        [OutputOptions::default(), OutputOptions { height: Some(200), output: true, ..OutputOptions::default() }]
+    {
         let (known, unknown) = (txid(&bytes), Txid([77; 32]));
         let queries: Vec<OutputQuery> = (0..60)
             .map(|_| {

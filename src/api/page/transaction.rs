@@ -79,7 +79,7 @@ pub async fn read(
     let query = |vout| OutputQuery { outpoint: Outpoint { txid, vout }, hash: None };
     let end = range.outputs.saturating_add(ROWS).min(total_outputs(&stored));
     let queries: Vec<OutputQuery> = (range.outputs..end).map(query).collect();
-    let options = OutputOptions { height: Some(height), output: fields.body };
+    let options = OutputOptions { height: Some(height), output: fields.body, ..OutputOptions::default() };
     let outputs = OutputReader::of(store).read(&queries, options).await;
     let conflicting_descendants = StoreQueries::of(store).conflicting_descendants(txid, CONFLICTS).await?;
     Ok(Some(ShownTransaction { stored, range, inputs, outputs, conflicting_descendants }))

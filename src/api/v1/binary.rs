@@ -269,6 +269,7 @@ mod tests {
             spender: Some(spender),
             utxo_hash: Some(UtxoHash([9; 32])),
             output: Some(output),
+            mined_height: None,
         };
         let mut record = Vec::new();
         encode_output(&Ok(state), &mut record);

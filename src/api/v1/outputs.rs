@@ -326,5 +326,5 @@ async fn options(
         Some(height) => height,
         None => context.next_height(store).await?,
     };
-    Ok(OutputOptions { height: Some(height), output: params.output.unwrap_or(output) })
+    Ok(OutputOptions { height: Some(height), output: params.output.unwrap_or(output), ..OutputOptions::default() })
 }
