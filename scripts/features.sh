@@ -4,5 +4,5 @@
 if "$(dirname "$0")/has-openssl.sh"; then
     echo --all-features
 else
-    echo --features=aws,http,sql,testkit
+    echo --features=aws,http,sql,vault,testkit
 fi

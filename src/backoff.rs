@@ -69,7 +69,8 @@ impl Backoff {
         tokio::time::sleep(self.next_pause()).await;
     }
 
-    fn next_pause(&mut self) -> Duration {
+    /// Returns the next pause.
+    pub(crate) fn next_pause(&mut self) -> Duration {
         let shortened_by = self.rng.below(self.next.as_micros() as u64 / 2 + 1);
         let pause = self.next - Duration::from_micros(shortened_by);
         self.next = (self.next * 2).min(self.longest);

@@ -58,6 +58,7 @@
 //! | `aws` (default) | blobs and objects in S3 (`s3://bucket/prefix`) |
 //! | `http` (default) | blobs and objects read over HTTP |
 //! | `tls` | brokers over TLS, and logins by SCRAM or OAUTHBEARER |
+//! | `vault` | wallets beside a store: watched scripts, soft locks and coin selection in a SQL database |
 //! | `testkit` | public modules, fault injection and conformance suites for tests of this crate; no stable interface |
 //!
 //! # Modules
@@ -71,7 +72,7 @@
 //! protocols: store replay prepare group
 //! loops:     ingest sequencer
 //! inputs:    generate config preflight
-//! process:   client bridge instance snapshot utxo_set embed api cli
+//! process:   client bridge instance snapshot utxo_set embed vault api cli
 //! ```
 
 #![warn(clippy::large_futures)]
@@ -111,6 +112,8 @@ cfg_if::cfg_if! {
         pub mod text;
         pub mod tx;
         pub mod utxo_set;
+        #[cfg(feature = "vault")]
+        pub mod vault;
     } else {
         mod address;
         mod api;
@@ -144,6 +147,8 @@ cfg_if::cfg_if! {
         mod text;
         mod tx;
         mod utxo_set;
+        #[cfg(feature = "vault")]
+        mod vault;
     }
 }
 
@@ -194,7 +199,7 @@ pub use tx::{
 pub mod settings {
     pub use crate::config::{
         BackgroundRecovery, Blobs, Brokers, EventObjects, Http, Ingest, Kafka, Log, LogFilter, Outcomes, Properties,
-        Prune, Ratio, Run, Secret, Security, Sequencer, Store, TopicName, Topics,
+        Prune, Ratio, Run, Secret, Security, Sequencer, Snapshots, Store, TopicName, Topics, Vault,
     };
 }
 

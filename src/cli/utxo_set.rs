@@ -44,7 +44,7 @@ impl UtxoSetCommand {
             let mut out = output::stdout();
             match self.action {
                 UtxoSetAction::Import(args) => args.run(&mut out).await,
-                UtxoSetAction::Export(args) => args.run(&mut out).await,
+                UtxoSetAction::Export(args) => Box::pin(args.run(&mut out)).await,
                 UtxoSetAction::Verify(args) => args.run(&mut out).await,
             }
         })

@@ -10,7 +10,7 @@ use super::{
     Config,
     settings::{
         BackgroundRecovery, Blobs, Cluster, EventObjects, Http, Ingest, Kafka, Log, Outcomes, Prune, Run, Sequencer,
-        Snapshots, Store, Topics,
+        Snapshots, Store, Topics, Vault,
     },
     types::{Range, SettingType},
     writable_blobs,
@@ -18,6 +18,7 @@ use super::{
 use crate::{
     blob::BlobUrl,
     broker::kafka::{AssignmentStrategy, GroupProtocol},
+    engine::StoreUrl,
     text::one_line,
 };
 
@@ -83,6 +84,7 @@ struct RelatedSections<'a> {
     ingest: Option<&'a Ingest>,
     sequencer: Option<&'a Sequencer>,
     snapshot: Option<&'a Snapshots>,
+    vault: Option<&'a Vault>,
     run: Option<&'a Run>,
     http: Option<&'a Http>,
 }
@@ -202,6 +204,30 @@ impl<'a> Checker<'a> {
         }
     }
 
+    fn check_vault(&mut self, vault: &Vault, kafka: Option<&Kafka>, store: Option<&Store>) {
+        let is_database = |url: &StoreUrl| matches!(url, StoreUrl::Sql(_));
+        match &vault.url {
+            Some(url) if !is_database(url) => {
+                self.refuse("vault.url", "is no database: name sqlite:///path or postgres://user@host/database".into());
+            }
+            Some(url) if store.is_some_and(|store| store.url == *url) => {
+                self.refuse("vault.url", "is store.url: the vault needs a database of its own".into());
+            }
+            _ => {}
+        }
+        if kafka.is_some_and(|kafka| kafka.group == vault.group) {
+            self.refuse("vault.group", "is kafka.group: the vault reads the whole log by itself".into());
+        }
+        if let Some(url) = &vault.answers_url
+            && !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme))
+        {
+            self.refuse("vault.answers_url", "does not begin with http:// or https://".into());
+        }
+        let longest = ("vault.longest_lease_ms", vault.longest_lease_ms);
+        self.check_order(("vault.lease_ms", vault.lease_ms), Relation::AtMost, longest);
+        self.check_order(("vault.selection_ttl_ms", vault.selection_ttl_ms), Relation::AtMost, longest);
+    }
+
     fn check_topics(&mut self, topics: &Topics) {
         let named = [
             ("kafka.topics.validated_txs", &topics.validated_txs),
@@ -291,7 +317,7 @@ impl<'a> Checker<'a> {
 
     /// Checks the relations of the settings within each section, then those between sections.
     fn check_relations(&mut self, sections: RelatedSections<'_>) {
-        let RelatedSections { kafka, objects, store, ingest, sequencer, snapshot, run, http } = sections;
+        let RelatedSections { kafka, objects, store, ingest, sequencer, snapshot, vault, run, http } = sections;
         if let Some(kafka) = kafka {
             self.check_kafka(kafka);
             self.check_brokers(kafka);
@@ -312,6 +338,9 @@ impl<'a> Checker<'a> {
         }
         if let Some(snapshot) = snapshot {
             self.check_snapshot(snapshot);
+        }
+        if let Some(vault) = vault {
+            self.check_vault(vault, kafka, store);
         }
         if let Some(http) = http {
             self.check_http(http);
@@ -357,6 +386,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let prune = Prune::take(checker);
     let recovery = BackgroundRecovery::take(checker);
     let snapshot = Snapshots::take(checker);
+    let vault = Vault::take(checker);
     let run = Run::take(checker);
     let http = Http::take(checker);
     let log = Log::take(checker);
@@ -367,11 +397,12 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         ingest: ingest.as_ref(),
         sequencer: sequencer.as_ref(),
         snapshot: snapshot.as_ref(),
+        vault: vault.as_ref(),
         run: run.as_ref(),
         http: http.as_ref(),
     });
     let (objects, ingest, sequencer, outcomes) = (objects?, ingest?, sequencer?, outcomes?);
-    let (prune, recovery, snapshot) = (prune?, recovery?, snapshot?);
+    let (prune, recovery, snapshot, vault) = (prune?, recovery?, snapshot?, vault?);
     let (kafka, store, run, http, log) = (kafka?, store?, run?, http?, log?);
     Some(Config {
         kafka,
@@ -383,6 +414,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         prune,
         recovery,
         snapshot,
+        vault,
         run,
         http,
         log,
@@ -395,7 +427,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
 pub(super) fn check_finished(config: &Config, errors: &mut Vec<ConfigError>) {
     let checker = &mut Checker { raw: None, errors };
     let Config { kafka, objects, store, ingest, sequencer, outcomes, prune, recovery, .. } = config;
-    let Config { snapshot, run, http, log, .. } = config;
+    let Config { snapshot, vault, run, http, log, .. } = config;
     kafka.check_values(checker);
     objects.check_values(checker);
     store.check_values(checker);
@@ -405,6 +437,7 @@ pub(super) fn check_finished(config: &Config, errors: &mut Vec<ConfigError>) {
     prune.check_values(checker);
     recovery.check_values(checker);
     snapshot.check_values(checker);
+    vault.check_values(checker);
     run.check_values(checker);
     http.check_values(checker);
     log.check_values(checker);
@@ -416,6 +449,7 @@ pub(super) fn check_finished(config: &Config, errors: &mut Vec<ConfigError>) {
         ingest: Some(ingest),
         sequencer: Some(sequencer),
         snapshot: Some(snapshot),
+        vault: Some(vault),
         run: Some(run),
         http: Some(http),
     });

@@ -10,6 +10,7 @@ mod declare;
 mod layers;
 mod reference;
 mod sample;
+mod section;
 mod settings;
 mod types;
 
@@ -21,7 +22,7 @@ use layers::{Merged, Sections};
 pub use sample::sample;
 pub use settings::{
     BackgroundRecovery, Blobs, EventObjects, Http, Ingest, Kafka, Log, Outcomes, Prune, Run, Security, Sequencer,
-    Snapshots, Store, Topics,
+    Snapshots, Store, Topics, Vault,
 };
 
 pub use types::{Brokers, LogFilter, Properties, Ratio, Secret, TopicName, listen_address};
@@ -47,6 +48,8 @@ pub struct Config {
     pub recovery: BackgroundRecovery,
     /// Settings of the snapshots.
     pub snapshot: Snapshots,
+    /// Settings of the vault.
+    pub vault: Vault,
     /// Settings of the watchdog of a process.
     pub run: Run,
     /// Settings of the HTTP server: metrics, health, state page, control.

@@ -14,47 +14,10 @@ use crate::{
 use super::{
     check::Checker,
     declare::{optional, settings},
-    types::{Brokers, LogFilter, Properties, Ratio, Secret, SettingType, TopicName, ValueKind},
+    types::{Brokers, LogFilter, Properties, Ratio, Secret, SettingType, TopicName},
 };
 
-/// A group of settings: a table of the TOML file.
-#[derive(Debug)]
-pub struct Section {
-    /// Path of the table, e.g. `kafka.topics`.
-    pub key: &'static str,
-    /// Description of the section, line by line.
-    pub help: &'static [&'static str],
-    /// Settings of the section, in the order of the sample.
-    pub settings: &'static [Setting],
-}
-
-/// Description of one setting, as the list declares it.
-#[derive(Debug)]
-pub struct Setting {
-    /// Full path, e.g. `kafka.brokers`.
-    pub key: &'static str,
-    /// Kind of TOML value that the setting takes.
-    pub kind: ValueKind,
-    /// Default as TOML; `None`: absent unless given.
-    pub default: Option<&'static str>,
-    /// Example value as TOML, for a setting without a default.
-    pub example: Option<&'static str>,
-    /// Least and greatest accepted number.
-    pub range: Option<(u64, u64)>,
-    /// Unit of a number.
-    pub unit: Option<&'static str>,
-    /// Name of this setting in the reference document.
-    pub reference: Option<&'static str>,
-    /// Description of the setting, line by line.
-    pub help: &'static [&'static str],
-}
-
-impl Setting {
-    /// Returns the last part of the key.
-    pub fn name(&self) -> &'static str {
-        self.key.rsplit_once('.').map_or(self.key, |(_, name)| name)
-    }
-}
+pub use super::section::{Section, Setting};
 
 /// Returns the setting with this key.
 pub fn find(key: &str) -> Option<&'static Setting> {
@@ -427,6 +390,32 @@ settings! {
         /// `topics check` then demand that the topics keep the log beyond the newest complete snapshot, instead of the
         /// whole log.
         url: Option<BlobUrl>, example "s3://backup/snapshots?region=eu-1";
+    }
+
+    /// The vault: outputs of watched scripts, soft locks and coin selection (`utxo-store vault run`).
+    ["vault"] Vault {
+        /// Database of the vault, which holds nothing else: sqlite:///path or postgres://user@host/database. Any number
+        /// of processes share a database of PostgreSQL; a file has one process. Limits and password as of store.sql.
+        url: Option<StoreUrl>, example "sqlite:///var/lib/utxo-store/vault.sqlite";
+        /// Consumer group with which the processes of the vault share the partitions of the log.
+        group: String = "utxo-store-vault";
+        /// URL of the API (http://host:port) that answers for the store. Not set: the vault opens store.url itself,
+        /// which a store in a directory permits to one process only.
+        answers_url: Option<String>, example "http://127.0.0.1:9464";
+        /// File with the bearer token for vault.answers_url, with the role read; with the role submit where the vault
+        /// publishes transactions.
+        answers_token_file: Option<String>, example "/etc/utxo-store/answers-token";
+        /// Lease of a session that names none.
+        lease_ms: u64 = 60_000, range 1_000 to 2_592_000_000, unit "ms";
+        /// Longest lease of a session, and longest time of a lock that ends by itself.
+        longest_lease_ms: u64 = 86_400_000, range 1_000 to 2_592_000_000, unit "ms";
+        /// Time after which the lock of a selection ends that names neither a lock nor a time.
+        selection_ttl_ms: u64 = 300_000, range 1_000 to 2_592_000_000, unit "ms";
+        /// Age of an answer of the store after which the vault asks again without an event.
+        oldest_answer_ms: u64 = 3_600_000, range 1_000 to 2_592_000_000, unit "ms";
+        /// Time for which the vault keeps outputs that are spent or never became live, locks that have ended, and the
+        /// answers of requests.
+        retention_ms: u64 = 1_209_600_000, range 60_000 to 31_536_000_000, unit "ms";
     }
 
     /// Supervision of a process of `utxo-store run` by itself.

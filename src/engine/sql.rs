@@ -19,13 +19,19 @@ mod errors;
 mod open;
 #[cfg(feature = "sql")]
 mod outputs;
+#[cfg(feature = "vault")]
+pub(crate) mod plain;
 #[cfg(feature = "sql")]
 mod postgres;
 #[cfg(feature = "sql")]
 mod rows;
+#[cfg(feature = "sql")]
+mod schema;
 mod settings;
 #[cfg(feature = "sql")]
 mod sqlite;
+#[cfg(feature = "vault")]
+mod statement;
 #[cfg(feature = "sql")]
 mod tables;
 #[cfg(feature = "sql")]

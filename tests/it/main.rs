@@ -110,6 +110,8 @@ mod torture;
 mod transactional;
 mod utxo_set;
 mod utxo_set_process;
+#[cfg(feature = "vault")]
+mod vault;
 mod waiting_events;
 mod watchdog;
 mod watched_replay;

@@ -9,7 +9,7 @@ use crate::{
 
 /// Error of a transaction of the database.
 #[derive(Debug)]
-pub(super) struct SqlError {
+pub(crate) struct SqlError {
     pub kind: ErrorKind,
     pub message: String,
     /// The transaction changed nothing, and a repeat may succeed at once: a lost race with another writer.

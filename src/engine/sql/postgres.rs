@@ -11,9 +11,12 @@ use sqlx::{
     query::Query,
 };
 
+#[cfg(feature = "vault")]
+use super::statement::{Dialect, Statement};
 use super::{
     database::RowFilter,
     errors::SqlError,
+    schema::Schema,
     settings::{PostgresServer, SqlAccess},
     tables::{Changes, Column, Kind, Row, TABLES, Table, Value},
 };
@@ -42,6 +45,8 @@ pub(super) struct PostgresDatabase {
     pool: Arc<PgPool>,
     writers: u32,
     identity: Identity,
+    select_identity: Arc<str>,
+    kind: &'static str,
 }
 
 /// Identity of a database and of its server: an emptied database, a standby and a restored backup have another one.
@@ -61,11 +66,25 @@ impl From<(Vec<u8>, String)> for Identity {
     }
 }
 
-/// Reads the columns of an [`Identity`].
-const SELECT_IDENTITY: &str = "\
-    SELECT database_id, (SELECT system_identifier FROM pg_control_system())::text || '/' || \
-    CASE WHEN pg_is_in_recovery() THEN 'standby' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' || \
-    'store'::regclass::oid::text AS server FROM store";
+#[cfg(feature = "vault")]
+/// Texts of PostgreSQL for the places of a statement.
+const DIALECT: Dialect = Dialect {
+    parameter: '$',
+    now: "(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
+    lock: "FOR UPDATE OF t",
+    skip: "FOR UPDATE OF t SKIP LOCKED",
+    share: "FOR SHARE OF t",
+};
+
+/// Returns the statement that reads the columns of an [`Identity`].
+fn select_identity(schema: &Schema) -> String {
+    format!(
+        "SELECT database_id, (SELECT system_identifier FROM pg_control_system())::text || '/' || \
+         CASE WHEN pg_is_in_recovery() THEN 'standby' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' \
+         || '{head}'::regclass::oid::text AS server FROM {head}",
+        head = schema.head
+    )
+}
 
 pub(super) struct PostgresTransaction(Transaction<'static, Postgres>);
 
@@ -128,11 +147,13 @@ pub(super) async fn open_pool(
 }
 
 impl PostgresDatabase {
-    /// Takes the database that answers now for the store's.
-    pub async fn of(pool: Arc<PgPool>) -> Result<Self, sqlx::Error> {
-        let identity = sqlx::query_as::<_, (Vec<u8>, String)>(SELECT_IDENTITY).fetch_one(&*pool).await?.into();
+    /// Takes the database that answers now for that of the opener.
+    pub async fn of(pool: Arc<PgPool>, schema: &Schema) -> Result<Self, sqlx::Error> {
+        let select: Arc<str> = select_identity(schema).into();
+        let query = sqlx::query_as::<_, (Vec<u8>, String)>(AssertSqlSafe(select.clone()));
+        let identity = query.fetch_one(&*pool).await?.into();
         let writers = WRITERS.min(pool.options().get_max_connections().div_ceil(2)).max(1);
-        Ok(PostgresDatabase { pool, writers, identity })
+        Ok(PostgresDatabase { pool, writers, identity, select_identity: select, kind: schema.kind })
     }
 
     pub fn writers(&self) -> usize {
@@ -151,17 +172,19 @@ impl PostgresDatabase {
     }
 
     async fn check(&self, mut transaction: PostgresTransaction) -> Result<PostgresTransaction, SqlError> {
-        let found = sqlx::query_as::<_, (Vec<u8>, String)>(SELECT_IDENTITY).fetch_optional(&mut *transaction.0).await?;
+        let query = sqlx::query_as::<_, (Vec<u8>, String)>(AssertSqlSafe(self.select_identity.clone()));
+        let found = query.fetch_optional(&mut *transaction.0).await?;
         match found.map(Identity::from) {
             Some(found) if found == self.identity => Ok(transaction),
             Some(found) if found.database_id == self.identity.database_id => Err(SqlError::fatal(
                 "another server answers than at the start, or the database was restored: acknowledged writes may be \
-                 missing; start again, and the start compares the store with the group",
+                 missing; start again, and the start compares the database with the log",
             )),
-            _ => Err(SqlError::fatal(
+            _ => Err(SqlError::fatal(format!(
                 "the server has another database than at the start: it was emptied, restored, or another server took \
-                 its place; stop, and rebuild the store",
-            )),
+                 its place; stop, and rebuild the {}",
+                self.kind
+            ))),
         }
     }
 
@@ -246,6 +269,34 @@ impl PostgresTransaction {
         rows.iter().map(|row| read_row(row, kinds).map_err(SqlError::from)).collect()
     }
 
+    /// Runs a statement, once for each part of its list, and returns the rows.
+    #[cfg(feature = "vault")]
+    pub async fn fetch_all(&mut self, statement: &Statement<'_>, kinds: &[Kind]) -> Result<Vec<Row>, SqlError> {
+        let text: Arc<str> = text_of_statement(statement).into();
+        let query = || bind_all(sqlx::query(AssertSqlSafe(text.clone())), statement.values);
+        let Some((row_kinds, rows)) = statement.rows else { return self.fetch(query(), kinds).await };
+        let mut found = Vec::new();
+        for part in chunks(rows) {
+            found.extend(self.fetch(bind_columns(query(), row_kinds, part), kinds).await?);
+        }
+        Ok(found)
+    }
+
+    /// Runs a statement, once for each part of its list, and returns the number of rows that were changed.
+    #[cfg(feature = "vault")]
+    pub async fn execute_statement(&mut self, statement: &Statement<'_>) -> Result<u64, SqlError> {
+        let text: Arc<str> = text_of_statement(statement).into();
+        let query = || bind_all(sqlx::query(AssertSqlSafe(text.clone())), statement.values);
+        let Some((row_kinds, rows)) = statement.rows else {
+            return Ok(query().execute(&mut *self.0).await?.rows_affected());
+        };
+        let mut changed = 0;
+        for part in chunks(rows) {
+            changed += bind_columns(query(), row_kinds, part).execute(&mut *self.0).await?.rows_affected();
+        }
+        Ok(changed)
+    }
+
     pub async fn write(&mut self, changes: &Changes) -> Result<(), SqlError> {
         for (table, changes) in TABLES.iter().zip(&changes.0) {
             let (name, equal) = (table.name, equal(table.key()));
@@ -295,6 +346,7 @@ fn size(value: &Value) -> usize {
         Value::Bytes(bytes) => 4 + bytes.as_ref().map_or(0, Bytes::len),
         Value::Int(_) => 12,
         Value::Bool(_) => 5,
+        Value::Text(text) => 4 + text.as_ref().map_or(0, String::len),
     }
 }
 
@@ -314,18 +366,32 @@ fn equal(columns: &[Column]) -> String {
     columns.iter().map(|column| format!("t.{0} = k.{0}", column.name)).collect::<Vec<_>>().join(" AND ")
 }
 
-/// Returns the list of rows as a table `k`: one array for each column.
+/// Returns the list of rows as a table `k` with the names of the columns.
 fn unnest(columns: &[Column]) -> String {
-    let array = |(number, column): (usize, &Column)| {
-        let kind = match column.kind {
+    format!("unnest({}) AS k({})", arrays(1, &kinds(columns)), list(columns, ""))
+}
+
+/// Returns one array for each column; the first is the parameter with number `first`.
+fn arrays(first: usize, kinds: &[Kind]) -> String {
+    let array = |(number, kind): (usize, &Kind)| {
+        let kind = match kind {
             Kind::Bytes => "bytea",
             Kind::Int => "bigint",
             Kind::Bool => "boolean",
+            Kind::Text => "text",
         };
-        format!("${}::{kind}[]", number + 1)
+        format!("${number}::{kind}[]")
     };
-    let arrays: Vec<String> = columns.iter().enumerate().map(array).collect();
-    format!("unnest({}) AS k({})", arrays.join(", "), list(columns, ""))
+    (first..).zip(kinds).map(array).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(feature = "vault")]
+fn text_of_statement(statement: &Statement<'_>) -> String {
+    let table = statement.rows.map_or(String::new(), |(kinds, _)| {
+        let names: Vec<String> = (1..=kinds.len()).map(|number| format!("column{number}")).collect();
+        format!("unnest({}) AS k({})", arrays(statement.values.len() + 1, kinds), names.join(", "))
+    });
+    statement.text(&DIALECT, &table)
 }
 
 fn bind_arrays<'q>(
@@ -333,15 +399,28 @@ fn bind_arrays<'q>(
     columns: &[Column],
     rows: &[Row],
 ) -> Query<'q, Postgres, PgArguments> {
-    columns.iter().enumerate().fold(query, |query, (place, column)| match column.kind {
+    bind_columns(query, &kinds(columns), rows)
+}
+
+fn bind_columns<'q>(
+    query: Query<'q, Postgres, PgArguments>,
+    kinds: &[Kind],
+    rows: &[Row],
+) -> Query<'q, Postgres, PgArguments> {
+    kinds.iter().enumerate().fold(query, |query, (place, kind)| match kind {
         Kind::Bytes => query.bind(rows.iter().map(|row| bytes_of(&row[place])).collect::<Vec<_>>()),
         Kind::Int => query.bind(rows.iter().map(|row| int_of(&row[place])).collect::<Vec<_>>()),
         Kind::Bool => query.bind(rows.iter().map(|row| row[place] == Value::Bool(true)).collect::<Vec<_>>()),
+        Kind::Text => query.bind(rows.iter().map(|row| text_of(&row[place])).collect::<Vec<_>>()),
     })
 }
 
 fn bytes_of(value: &Value) -> Option<&[u8]> {
     if let Value::Bytes(bytes) = value { bytes.as_deref() } else { None }
+}
+
+fn text_of(value: &Value) -> Option<&str> {
+    if let Value::Text(text) = value { text.as_deref() } else { None }
 }
 
 fn int_of(value: &Value) -> Option<i64> {
@@ -356,6 +435,7 @@ fn bind_all<'q, 'v>(
         Value::Bytes(bytes) => query.bind(bytes.as_deref()),
         Value::Int(number) => query.bind(*number),
         Value::Bool(value) => query.bind(*value),
+        Value::Text(text) => query.bind(text.as_deref()),
     })
 }
 
@@ -365,6 +445,7 @@ fn read_row(row: &PgRow, kinds: &[Kind]) -> Result<Row, sqlx::Error> {
             Kind::Bytes => Value::Bytes(row.try_get::<Option<&[u8]>, _>(place)?.map(Bytes::copy_from_slice)),
             Kind::Int => Value::Int(row.try_get(place)?),
             Kind::Bool => Value::Bool(row.try_get(place)?),
+            Kind::Text => Value::Text(row.try_get(place)?),
         })
     };
     kinds.iter().enumerate().map(value).collect()

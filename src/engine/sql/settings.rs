@@ -356,10 +356,9 @@ pub enum OpenSqlError {
     NotAStore { database: String },
     /// A version of this program with another schema has written the store.
     #[error(
-        "cannot open `{database}`: its schema has version {found}, this program reads version {expected}; use the \
-         program that wrote the store, or rebuild the store into an empty database"
+        "cannot open `{database}`: its schema has version {found}, this program reads version {expected}; {remedy}"
     )]
-    Version { database: String, found: i64, expected: i64 },
+    Version { database: String, found: i64, expected: i64, remedy: &'static str },
     /// A command that only reads migrates nothing.
     #[error(
         "cannot open `{database}`: its schema has version {found}, this program reads version {expected}; start \
@@ -367,10 +366,10 @@ pub enum OpenSqlError {
     )]
     OlderVersion { database: String, found: i64, expected: i64 },
     #[error(
-        "cannot open `{database}`: it is a store of network {found}, and store.network is {expected}; name the \
+        "cannot open `{database}`: it is a {kind} of network {found}, and store.network is {expected}; name the \
          database of that network"
     )]
-    Network { database: String, found: String, expected: String },
+    Network { database: String, kind: &'static str, found: String, expected: String },
     #[error(
         "cannot open `{database}`: it has {found} slots a page, and store.utxo_batch_size is {expected}; the number is \
          fixed for the life of a store"

@@ -15,6 +15,8 @@ use sqlx::{
     },
 };
 
+#[cfg(feature = "vault")]
+use super::statement::{Dialect, Statement};
 use super::{
     database::RowFilter,
     errors::SqlError,
@@ -37,6 +39,11 @@ const INDEXED_KINDS: [Kind; 3] = [Kind::Int, Kind::Bytes, Kind::Int];
 
 /// Reads the names of all tables and views.
 pub(super) const SELECT_TABLES: &str = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')";
+
+#[cfg(feature = "vault")]
+/// Texts of SQLite for the places of a statement. The lock of a transaction that writes is that of the file.
+const DIALECT: Dialect =
+    Dialect { parameter: '?', now: "CAST(unixepoch('subsec') * 1000 AS INTEGER)", lock: "", skip: "", share: "" };
 
 /// Value of a row that only rounds a list up.
 const NULL: Value = Value::Int(None);
@@ -245,6 +252,28 @@ impl SqliteTransaction {
         rows.iter().map(|row| read_row(row, kinds).map_err(SqlError::from)).collect()
     }
 
+    /// Runs a statement, once for each part of its list, and returns the rows.
+    #[cfg(feature = "vault")]
+    pub async fn fetch_all(&mut self, statement: &Statement<'_>, kinds: &[Kind]) -> Result<Vec<Row>, SqlError> {
+        let mut found = Vec::new();
+        for (text, part) in texts(statement) {
+            let query = bind_all(sqlx::query(AssertSqlSafe(text)), statement.values.iter().chain(part));
+            found.extend(self.fetch(query, kinds).await?);
+        }
+        Ok(found)
+    }
+
+    /// Runs a statement, once for each part of its list, and returns the number of rows that were changed.
+    #[cfg(feature = "vault")]
+    pub async fn execute(&mut self, statement: &Statement<'_>) -> Result<u64, SqlError> {
+        let mut changed = 0;
+        for (text, part) in texts(statement) {
+            let query = bind_all(sqlx::query(AssertSqlSafe(text)), statement.values.iter().chain(part));
+            changed += query.execute(&mut *self.0).await?.rows_affected();
+        }
+        Ok(changed)
+    }
+
     pub async fn write(&mut self, changes: &Changes) -> Result<(), SqlError> {
         for (table, changes) in TABLES.iter().zip(&changes.0) {
             self.delete(table, &changes.deleted).await?;
@@ -317,6 +346,22 @@ fn chunks<T>(mut list: &[T]) -> impl Iterator<Item = (&[T], usize)> {
     })
 }
 
+#[cfg(feature = "vault")]
+/// Returns the texts of a statement, each with the values of its part of the list.
+fn texts<'a>(statement: &'a Statement<'_>) -> Vec<(String, Vec<&'a Value>)> {
+    let Some((kinds, rows)) = statement.rows else { return vec![(statement.text(&DIALECT, ""), Vec::new())] };
+    let part = |(rows, size): (&'a [Row], usize)| {
+        let number = |place: usize| statement.values.len() + 1 + place;
+        let list = |row: usize| {
+            let marks = (row * kinds.len()..(row + 1) * kinds.len()).map(|place| format!("?{}", number(place)));
+            format!("({})", marks.collect::<Vec<_>>().join(", "))
+        };
+        let table = format!("(VALUES {}) k", (0..size).map(list).collect::<Vec<_>>().join(", "));
+        (statement.text(&DIALECT, &table), rows.iter().flatten().collect())
+    };
+    chunks(rows).map(part).collect()
+}
+
 fn marks(columns: usize) -> String {
     vec!["?"; columns].join(", ")
 }
@@ -346,6 +391,7 @@ fn bind_all<'q, 'v>(
         Value::Bytes(bytes) => query.bind(bytes.as_ref().map(|bytes| Arc::<[u8]>::from(&bytes[..]))),
         Value::Int(number) => query.bind(*number),
         Value::Bool(value) => query.bind(*value),
+        Value::Text(text) => query.bind(text.as_deref().map(Arc::<str>::from)),
     })
 }
 
@@ -355,6 +401,7 @@ fn read_row(row: &SqliteRow, kinds: &[Kind]) -> Result<Row, sqlx::Error> {
             Kind::Bytes => Value::Bytes(row.try_get::<Option<&[u8]>, _>(place)?.map(Bytes::copy_from_slice)),
             Kind::Int => Value::Int(row.try_get(place)?),
             Kind::Bool => Value::Bool(row.try_get(place)?),
+            Kind::Text => Value::Text(row.try_get(place)?),
         })
     };
     kinds.iter().enumerate().map(value).collect()

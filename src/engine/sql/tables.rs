@@ -4,13 +4,16 @@ use bytes::Bytes;
 
 /// Type of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Bytes: `BLOB` in SQLite, `BYTEA` in PostgreSQL.
     Bytes,
     /// 64 bits, signed. A number from 2^63 on is stored as the negative number with the same bits.
     Int,
     /// Truth value, which is never null.
     Bool,
+    /// Text in UTF-8: `TEXT` in both.
+    #[cfg_attr(not(feature = "vault"), allow(dead_code, reason = "only the vault has columns of text"))]
+    Text,
 }
 
 /// A column of a table.
@@ -40,14 +43,15 @@ impl Table {
 
 /// Value of a column.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Bytes(Option<Bytes>),
     Int(Option<i64>),
     Bool(bool),
+    Text(Option<String>),
 }
 
 /// Row of a table, or the key of a row, in the order of the columns.
-pub(super) type Row = Vec<Value>;
+pub(crate) type Row = Vec<Value>;
 
 pub(super) fn bytes(bytes: &[u8]) -> Value {
     Value::Bytes(Some(Bytes::copy_from_slice(bytes)))
@@ -220,6 +224,11 @@ mod tests {
         assert_eq!(changes.inserted, [row(3, 3)]);
         assert_eq!(changes.updated, [row(4, 5)]);
         assert_eq!(changes.deleted, [vec![int(1_u32)], vec![int(9_u32)]]);
+    }
+
+    #[test]
+    fn the_schema_names_the_tables() {
+        assert_eq!(TABLES.each_ref().map(|table| table.name), *super::super::schema::STORE.tables);
     }
 
     #[test]

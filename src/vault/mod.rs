@@ -1,0 +1,44 @@
+//! The vault: whose outputs these are, soft locks and coin selection, in a database beside the store
+//! (`docs/operating/vault.md`, `schemas/vault.md`).
+//!
+//! - The store stays the truth. A row of an output is the last answer of the store; events only say when to ask again.
+//!   An output is asked of the store again before the vault hands it out.
+//! - What an answer says (`facts`), who may lock an output (`locks`), which outputs fund an amount (`select`) and in
+//!   which part of a balance an output counts (`balance`) are pure functions.
+//! - A reservation and its answer are one transaction of the database (`reserve`, `selection`).
+
+mod asker;
+mod balance;
+mod database;
+mod error;
+mod facts;
+mod follow;
+mod locks;
+mod matching;
+mod queries;
+mod record;
+mod requests;
+mod reserve;
+mod rows;
+mod scripts;
+mod select;
+mod selection;
+mod source;
+mod types;
+#[allow(clippy::module_inception, reason = "the type that the module is named after")]
+mod vault;
+
+pub use asker::{Asker, AskerCounts, AskerSettings};
+pub use balance::{Balance, BalancePart, Sum};
+pub use error::VaultError;
+pub use follow::{FollowCounts, FollowError, Follower};
+pub use locks::{Lock, ReserveObstacle};
+pub use queries::{ListedOutput, LockCondition};
+pub use requests::SelectionRequest;
+pub use reserve::{Reservation, Session};
+pub use scripts::{NewScript, WatchResult, WatchedScript};
+pub use select::{Fee, Strategy, Terms};
+pub use selection::SelectedOutputs;
+pub use source::{OutputSource, OwnStore, SourceError, SourceTip};
+pub use types::{Facts, LockId, NameError, Owner, RequestId, Standing, WatchedOutput};
+pub use vault::{OpenVaultError, Vault, VaultSettings};

@@ -1,0 +1,199 @@
+//! Rows that follow from events: outputs, claims, questions that are due, and the positions in the log.
+
+use super::{
+    database::{Abort, VaultDatabase, read, transact},
+    error::VaultError,
+    matching::{Claim, Matches, SeenOutput, Touched},
+    rows::{self, Columns, int},
+    vault::read_moment,
+};
+use crate::{
+    broker::{TopicId, TopicPartition},
+    engine::sql::plain::{Kind, PlainTransaction, Row, Statement, Value},
+    tx::Txid,
+};
+
+/// Place in a partition up to which the vault has recorded its events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Position {
+    pub partition: TopicPartition,
+    /// Id of the topic; `None`: the cluster gives no ids.
+    pub topic_id: Option<TopicId>,
+    /// The next offset to read.
+    pub next_offset: u64,
+}
+
+/// Result of a request to record events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Recorded {
+    Done,
+    /// The watched scripts have changed since the events were matched.
+    OtherScripts,
+}
+
+/// Records events in the database of a vault.
+#[derive(Clone, Copy)]
+pub(super) struct Recorder<'a>(pub &'a VaultDatabase);
+
+const POSITION_KINDS: [Kind; 4] = [Kind::Text, Kind::Int, Kind::Bytes, Kind::Int];
+
+impl Recorder<'_> {
+    /// Records what events mean under the watched scripts of a version, with the positions after the events, in one
+    /// transaction.
+    pub async fn record(
+        &self,
+        matches: &Matches,
+        positions: &[Position],
+        version: i64,
+    ) -> Result<Recorded, VaultError> {
+        let positions = position_rows(positions);
+        transact!(self.0, |transaction| async {
+            // A request to watch a script waits for this transaction, and its rescan sees the positions.
+            let shared = Statement::new("SELECT t.watch_version FROM vault t {share}", &[]);
+            transaction.fetch_all(&shared, &[Kind::Int]).await?;
+            let moment = read_moment(&mut transaction).await?;
+            if moment.watch_version != version {
+                return Ok(Recorded::OtherScripts);
+            }
+            record_outputs(&mut transaction, &matches.outputs, moment.now).await?;
+            record_claims(&mut transaction, &matches.claims).await?;
+            touch(&mut transaction, &matches.touched, moment.now).await?;
+            let statement = Statement::new(
+                "INSERT INTO positions (topic, partition, topic_id, next_offset) \
+                 SELECT k.column1, k.column2, k.column3, k.column4 FROM {rows} WHERE k.column1 IS NOT NULL \
+                 ON CONFLICT (topic, partition) DO UPDATE \
+                 SET topic_id = excluded.topic_id, next_offset = excluded.next_offset",
+                &[],
+            );
+            transaction.execute(&statement.with_rows(&POSITION_KINDS, &positions)).await?;
+            Ok(Recorded::Done)
+        })
+    }
+
+    /// Records positions of partitions that have none.
+    pub async fn record_first_positions(&self, positions: &[Position]) -> Result<(), VaultError> {
+        let positions = position_rows(positions);
+        transact!(self.0, |transaction| async {
+            let statement = Statement::new(
+                "INSERT INTO positions (topic, partition, topic_id, next_offset) \
+                 SELECT k.column1, k.column2, k.column3, k.column4 FROM {rows} WHERE k.column1 IS NOT NULL \
+                 ON CONFLICT (topic, partition) DO NOTHING",
+                &[],
+            );
+            transaction.execute(&statement.with_rows(&POSITION_KINDS, &positions)).await?;
+            Ok(())
+        })
+    }
+
+    /// Reads the position of each partition.
+    pub async fn positions(&self) -> Result<Vec<Position>, VaultError> {
+        read!(self.0, |transaction| async {
+            let statement = Statement::new("SELECT topic, partition, topic_id, next_offset FROM positions", &[]);
+            let found = transaction.fetch_all(&statement, &POSITION_KINDS).await?;
+            let position = |row: Row| -> Result<Position, Abort> {
+                let mut columns = Columns::of(row);
+                let partition = TopicPartition { topic: columns.text()?.into(), partition: columns.number()? };
+                let id = columns.optional_bytes()?.map(|id| TopicId::try_from(&id[..])).transpose();
+                let topic_id = id.map_err(|_| VaultError::damaged("an id that is of no topic"))?;
+                Ok(Position { partition, topic_id, next_offset: columns.number()? })
+            };
+            found.into_iter().map(position).collect()
+        })
+    }
+
+    /// Makes a question about every output due: events were lost.
+    pub async fn doubt_all(&self) -> Result<(), VaultError> {
+        transact!(self.0, |transaction| async {
+            let moment = read_moment(&mut transaction).await?;
+            let values = [int(moment.now)];
+            let statement = Statement::new("UPDATE outputs SET changes = changes + 1, asks = 0, ask_at = $1", &values);
+            transaction.execute(&statement).await?;
+            Ok(())
+        })
+    }
+}
+
+fn position_rows(positions: &[Position]) -> Vec<Row> {
+    let row = |position: &Position| {
+        vec![
+            rows::text(&position.partition.topic),
+            int(position.partition.partition.into()),
+            Value::Bytes(position.topic_id.map(|id| bytes::Bytes::copy_from_slice(&id))),
+            rows::amount(position.next_offset),
+        ]
+    };
+    let mut rows: Vec<Row> = positions.iter().map(row).collect();
+    // Two processes that write the same rows write them in one order.
+    rows.sort_unstable();
+    rows
+}
+
+/// Time after an event at which the store is asked first: the store has often come to the event by then.
+const FIRST_QUESTION_MS: i64 = 200;
+
+async fn record_outputs(transaction: &mut PlainTransaction, outputs: &[SeenOutput], now: i64) -> Result<(), Abort> {
+    let kinds = [Kind::Bytes, Kind::Int, Kind::Int, Kind::Int, Kind::Int, Kind::Bool];
+    let row = |seen: &SeenOutput| {
+        vec![
+            rows::bytes(&seen.outpoint.txid.0),
+            int(seen.outpoint.vout.into()),
+            int(seen.owner),
+            int(seen.script),
+            rows::amount(seen.satoshis),
+            Value::Bool(seen.own_change),
+        ]
+    };
+    let mut list: Vec<Row> = outputs.iter().map(row).collect();
+    list.sort_unstable();
+    let values = [int(now), int(now + FIRST_QUESTION_MS)];
+    let statement = Statement::new(
+        "INSERT INTO outputs (txid, vout, owner_id, script_id, satoshis, own_change, standing, seen_at, ask_at, asks, \
+         changes) \
+         SELECT k.column1, k.column2, k.column3, k.column4, k.column5, k.column6, 0, $1, $2, 0, 1 FROM {rows} \
+         WHERE k.column1 IS NOT NULL \
+         ON CONFLICT (txid, vout) DO UPDATE SET changes = outputs.changes + 1, asks = 0, ask_at = excluded.ask_at, \
+         own_change = (outputs.own_change OR excluded.own_change)",
+        &values,
+    );
+    transaction.execute(&statement.with_rows(&kinds, &list)).await?;
+    Ok(())
+}
+
+async fn record_claims(transaction: &mut PlainTransaction, claims: &[Claim]) -> Result<(), Abort> {
+    let row = |claim: &Claim| {
+        vec![rows::bytes(&claim.spender.0), rows::bytes(&claim.outpoint.txid.0), int(claim.outpoint.vout.into())]
+    };
+    let list: Vec<Row> = claims.iter().map(row).collect();
+    let values = [Value::Bool(false)];
+    let statement = Statement::new(
+        "INSERT INTO claims (spender, txid, vout, is_out) SELECT k.column1, k.column2, k.column3, $1 FROM {rows} \
+         WHERE k.column1 IS NOT NULL ON CONFLICT (spender, txid, vout) DO NOTHING",
+        &values,
+    );
+    transaction.execute(&statement.with_rows(&[Kind::Bytes, Kind::Bytes, Kind::Int], &list)).await?;
+    Ok(())
+}
+
+/// Makes questions due about the outputs of transactions, and about the outputs that these spend.
+async fn touch(transaction: &mut PlainTransaction, touched: &[Touched], now: i64) -> Result<(), Abort> {
+    let txid_row = |txid: &Txid| vec![rows::bytes(&txid.0)];
+    let all: Vec<Row> = touched.iter().map(|touched| txid_row(&touched.txid)).collect();
+    for is_out in [true, false] {
+        let judged = touched.iter().filter(|touched| touched.is_out == Some(is_out));
+        let list: Vec<Row> = judged.map(|touched| txid_row(&touched.txid)).collect();
+        let values = [Value::Bool(is_out)];
+        let statement =
+            Statement::new("UPDATE claims AS t SET is_out = $1 FROM {rows} WHERE t.spender = k.column1", &values);
+        transaction.execute(&statement.with_rows(&[Kind::Bytes], &list)).await?;
+    }
+    let values = [int(now)];
+    for sql in [
+        "UPDATE outputs AS t SET changes = t.changes + 1, asks = 0, ask_at = $1 FROM {rows} \
+         WHERE t.txid = k.column1",
+        "UPDATE outputs AS t SET changes = t.changes + 1, asks = 0, ask_at = $1 FROM {rows} CROSS JOIN claims c \
+         WHERE c.spender = k.column1 AND t.txid = c.txid AND t.vout = c.vout",
+    ] {
+        transaction.execute(&Statement::new(sql, &values).with_rows(&[Kind::Bytes], &all)).await?;
+    }
+    Ok(())
+}

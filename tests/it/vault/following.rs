@@ -1,0 +1,222 @@
+//! A vault beside a real instance: payments, rivals, blocks, reorgs and commands, through the log and the store.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use utxo_store::{
+    event::CommandAction,
+    vault::{
+        Asker, AskerSettings, Balance, Fee, Follower, LockCondition, NewScript, OwnStore, SelectionRequest, Vault,
+        VaultError,
+    },
+};
+
+use super::{fake_store, on_each_database, owner};
+use crate::{
+    harness::{Coin, Made, Running, World, coinbase, spend_to},
+    made_blocks::MadeBlock,
+};
+
+/// A vault at work beside an instance.
+struct Beside {
+    world: World,
+    instance: Running,
+    vault: Vault,
+    url: String,
+    shutdown: CancellationToken,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Beside {
+    async fn start(url: &str) -> Self {
+        let world = World::new().await;
+        let instance = world.start();
+        // The vault asks for the tip only once the store has its meta record.
+        while world.store.meta().await.unwrap().is_none() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let vault = super::open(url, Arc::new(OwnStore::new(world.store.clone()))).await;
+        let mut beside = Beside {
+            world,
+            instance,
+            vault,
+            url: url.to_owned(),
+            shutdown: CancellationToken::new(),
+            tasks: Vec::new(),
+        };
+        beside.follower().begin().await.unwrap();
+        beside.start_loops();
+        beside
+    }
+
+    fn follower(&self) -> Follower {
+        Follower {
+            vault: self.vault.clone(),
+            broker: Arc::new(self.world.broker.clone()),
+            topics: fake_store::topics(),
+            group: "vault".into(),
+            bodies: None,
+            counts: Arc::default(),
+        }
+    }
+
+    fn start_loops(&mut self) {
+        self.shutdown = CancellationToken::new();
+        let (follower, stop) = (self.follower(), self.shutdown.clone());
+        self.tasks.push(tokio::spawn(async move { follower.run(&stop).await.unwrap() }));
+        let (asker, stop) = (Asker::new(self.vault.clone(), AskerSettings::default()), self.shutdown.clone());
+        self.tasks.push(tokio::spawn(async move { asker.run(&stop).await.unwrap() }));
+    }
+
+    async fn stop_loops(&mut self) {
+        self.shutdown.cancel();
+        for task in self.tasks.drain(..) {
+            task.await.unwrap();
+        }
+    }
+
+    async fn watch(&self, name: &str, script: &[u8]) {
+        let script = NewScript { script: bytes::Bytes::copy_from_slice(script), address: None };
+        self.vault.watch(&owner(name), &[script]).await.unwrap();
+    }
+
+    /// Waits until the balance of an owner is as expected.
+    async fn until(&self, name: &str, what: &str, is_reached: impl Fn(&Balance) -> bool) {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let balance = self.vault.balance(&owner(name)).await.unwrap();
+            if is_reached(&balance) {
+                return;
+            }
+            assert!(Instant::now() < until, "{}: {what}: {balance:#?}", self.url);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn stop(mut self) {
+        self.stop_loops().await;
+        self.instance.stop().await;
+    }
+}
+
+const ALICE: &[u8] = &[0x51, 1, 1];
+const BOB: &[u8] = &[0x51, 2, 2];
+
+fn pay(coins: &[Coin], outputs: &[(u64, &[u8])], tag: u8) -> Made {
+    spend_to(coins, outputs.iter().map(|(satoshis, script)| (*satoshis, script.to_vec())).collect(), tag)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn payments_blocks_and_rivals_reach_the_balances() {
+    on_each_database(async |url: &str| {
+        let mut beside = Beside::start(url).await;
+        beside.watch("alice", ALICE).await;
+        beside.watch("bob", BOB).await;
+        let seed = beside.world.seed(9, 2).await;
+        let to_alice = pay(&[seed.coin(0)], &[(600_000, ALICE), (400_000, &[0x53])], 1);
+        beside.world.validate(&to_alice).await;
+        beside.until("alice", "unconfirmed", |balance| balance.foreign_unconfirmed.satoshis == 600_000).await;
+        let first = MadeBlock::new(1, 101, &coinbase(1), &[&to_alice]);
+        beside.world.bring(1, &first).await;
+        beside.until("alice", "mined", |balance| balance.available.satoshis == 600_000).await;
+
+        // Alice pays Bob, with change for herself.
+        let to_bob = pay(&[to_alice.coin(0)], &[(250_000, BOB), (350_000, ALICE)], 2);
+        beside.world.validate(&to_bob).await;
+        beside.until("bob", "paid", |balance| balance.foreign_unconfirmed.satoshis == 250_000).await;
+        beside.until("alice", "spent", |balance| balance.available.outputs == 0).await;
+        beside.until("alice", "her change", |balance| balance.own_unconfirmed.satoshis == 350_000).await;
+
+        // A rival of the payment loses, and its output for Bob never counts.
+        let rival = pay(&[to_alice.coin(0)], &[(599_999, BOB)], 3);
+        beside.world.validate(&rival).await;
+        beside.until("bob", "the rival", |balance| balance.pending.outputs == 0).await;
+        beside.until("bob", "the rival", |balance| balance.foreign_unconfirmed.outputs == 1).await;
+
+        // The vault stops. A block with the rival makes Alice's payment lose meanwhile.
+        beside.stop_loops().await;
+        let second = first.followed_by(2, &coinbase(2), &[&rival]);
+        beside.world.bring(2, &second).await;
+        beside.world.until_consumed().await;
+        let takes = SelectionRequest {
+            min_confirmations: 0,
+            foreign_unconfirmed: true,
+            ..SelectionRequest::new(1, Fee::Fixed(0))
+        };
+        let error = beside.vault.select(&owner("alice"), &takes).await.unwrap_err();
+        assert!(
+            matches!(error, VaultError::InsufficientBalance { .. }),
+            "no news has come, and nothing is handed out: {error}"
+        );
+        beside.start_loops();
+        beside.until("bob", "the rival won", |balance| balance.available.satoshis == 599_999).await;
+        beside.until("bob", "the payment fell", |balance| balance.foreign_unconfirmed.outputs == 0).await;
+        beside.until("alice", "nothing is left", |balance| *balance == Balance::default()).await;
+        beside.stop().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_reorg_takes_confirmations_back() {
+    on_each_database(async |url: &str| {
+        let beside = Beside::start(url).await;
+        beside.watch("alice", ALICE).await;
+        beside.watch("miner", &[0x51, 0xCB]).await;
+        let seed = beside.world.seed(9, 1).await;
+        let to_alice = pay(&[seed.coin(0)], &[(700_000, ALICE)], 1);
+        beside.world.validate(&to_alice).await;
+        let first = MadeBlock::new(1, 101, &coinbase(1), &[]);
+        let second = first.followed_by(2, &coinbase(2), &[&to_alice]);
+        beside.world.bring(1, &first).await;
+        beside.world.bring(2, &second).await;
+        beside.until("alice", "mined", |balance| balance.available.satoshis == 700_000).await;
+        beside.until("miner", "two coinbases", |balance| balance.immature.satoshis == 10_000).await;
+        let other = first.followed_by(3, &coinbase(3), &[]);
+        let longer = other.followed_by(4, &coinbase(4), &[]);
+        beside.world.reorganise(3, std::slice::from_ref(&second), &[other, longer]).await;
+        beside.until("alice", "unconfirmed again", |balance| balance.foreign_unconfirmed.satoshis == 700_000).await;
+        beside.until("miner", "one coinbase left, two came", |balance| balance.immature.satoshis == 15_000).await;
+        beside.stop().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn commands_reach_the_rows() {
+    on_each_database(async |url: &str| {
+        let beside = Beside::start(url).await;
+        beside.watch("alice", ALICE).await;
+        beside.watch("bob", BOB).await;
+        let seed = beside.world.seed(9, 1).await;
+        let to_alice = pay(&[seed.coin(0)], &[(700_000, ALICE)], 1);
+        beside.world.validate(&to_alice).await;
+        beside.world.bring(1, &MadeBlock::new(1, 101, &coinbase(1), &[&to_alice])).await;
+        beside.until("alice", "mined", |balance| balance.available.satoshis == 700_000).await;
+        let outpoint = to_alice.coin(0).outpoint;
+        beside.world.command(1, CommandAction::Freeze { outpoint }).await;
+        beside.until("alice", "frozen", |balance| balance.frozen.satoshis == 700_000).await;
+        let utxo_hash = to_alice.coin(0).utxo_hash();
+        let reassign = CommandAction::Reassign {
+            outpoint,
+            utxo_hash,
+            new_script: BOB,
+            satoshis: 700_000,
+            height: 101,
+            spendable_after: 1,
+        };
+        beside.world.command(2, reassign).await;
+        beside.until("alice", "reassigned", |balance| *balance == Balance::default()).await;
+        beside
+            .until("bob", "reassigned", |balance| balance.available.satoshis + balance.immature.satoshis == 700_000)
+            .await;
+        let listed = beside.vault.outputs(&owner("bob"), &LockCondition::Any, None, 10).await.unwrap();
+        assert_eq!(listed[0].stored.script, BOB);
+        beside.stop().await;
+    })
+    .await;
+}
