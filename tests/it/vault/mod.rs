@@ -2,6 +2,7 @@
 
 mod fake_store;
 mod following;
+mod histories;
 mod locks;
 mod selections;
 
