@@ -48,16 +48,9 @@ impl Recorder<'_> {
     ) -> Result<Recorded, VaultError> {
         let positions = position_rows(positions);
         transact!(self.0, |transaction| async {
-            // A request to watch a script waits for this transaction, and its rescan sees the positions.
-            let shared = Statement::new("SELECT t.watch_version FROM vault t {share}", &[]);
-            transaction.fetch_all(&shared, &[Kind::Int]).await?;
-            let moment = read_moment(&mut transaction).await?;
-            if moment.watch_version != version {
+            if !record_matches(&mut transaction, matches, version).await? {
                 return Ok(Recorded::OtherScripts);
             }
-            record_outputs(&mut transaction, &matches.outputs, moment.now).await?;
-            record_claims(&mut transaction, &matches.claims).await?;
-            touch(&mut transaction, &matches.touched, moment.now).await?;
             let statement = Statement::new(
                 "INSERT INTO positions (topic, partition, topic_id, next_offset) \
                  SELECT k.column1, k.column2, k.column3, k.column4 FROM {rows} WHERE k.column1 IS NOT NULL \
@@ -67,6 +60,16 @@ impl Recorder<'_> {
             );
             transaction.execute(&statement.with_rows(&POSITION_KINDS, &positions)).await?;
             Ok(Recorded::Done)
+        })
+    }
+
+    /// Records what earlier events mean, without positions.
+    pub async fn record_rescanned(&self, matches: &Matches, version: i64) -> Result<Recorded, VaultError> {
+        transact!(self.0, |transaction| async {
+            match record_matches(&mut transaction, matches, version).await? {
+                true => Ok(Recorded::Done),
+                false => Ok(Recorded::OtherScripts),
+            }
         })
     }
 
@@ -126,6 +129,21 @@ fn position_rows(positions: &[Position]) -> Vec<Row> {
     // Two processes that write the same rows write them in one order.
     rows.sort_unstable();
     rows
+}
+
+/// Records what events mean; `false`: the watched scripts have changed since the events were matched.
+async fn record_matches(transaction: &mut PlainTransaction, matches: &Matches, version: i64) -> Result<bool, Abort> {
+    // A request to watch a script waits for this transaction, and its rescan sees the positions.
+    let shared = Statement::new("SELECT t.watch_version FROM vault t {share}", &[]);
+    transaction.fetch_all(&shared, &[Kind::Int]).await?;
+    let moment = read_moment(transaction).await?;
+    if moment.watch_version != version {
+        return Ok(false);
+    }
+    record_outputs(transaction, &matches.outputs, moment.now).await?;
+    record_claims(transaction, &matches.claims).await?;
+    touch(transaction, &matches.touched, moment.now).await?;
+    Ok(true)
 }
 
 /// Time after an event at which the store is asked first: the store has often come to the event by then.

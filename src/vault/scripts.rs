@@ -107,6 +107,20 @@ impl Vault {
         })
     }
 
+    /// Reads the watched scripts that were added after a version and up to another one, with the number of the last
+    /// change.
+    pub(super) async fn scripts_between(&self, (after, up_to): (i64, i64)) -> Result<ScriptTable, VaultError> {
+        read!(self.database, |transaction| async {
+            let moment = read_moment(&mut transaction).await?;
+            let values = [int(after), int(up_to)];
+            let statement = Statement::new(
+                "SELECT script, owner_id, script_id FROM scripts WHERE watch_version > $1 AND watch_version <= $2",
+                &values,
+            );
+            Ok(script_table(transaction.fetch_all(&statement, &SCRIPT_KINDS).await?, moment.watch_version)?)
+        })
+    }
+
     /// Reads all watched scripts, where they differ from those of a version; `None`: they are the same.
     pub(super) async fn scripts_since(&self, version: i64) -> Result<Option<ScriptTable>, VaultError> {
         read!(self.database, |transaction| async {
@@ -115,14 +129,21 @@ impl Vault {
                 return Ok(None);
             }
             let statement = Statement::new("SELECT script, owner_id, script_id FROM scripts", &[]);
-            let mut table = ScriptTable { version: moment.watch_version, ..ScriptTable::default() };
-            for row in transaction.fetch_all(&statement, &[Kind::Bytes, Kind::Int, Kind::Int]).await? {
-                let mut columns = Columns::of(row);
-                table.scripts.insert(columns.bytes()?, (columns.int()?, columns.int()?));
-            }
-            Ok(Some(table))
+            Ok(Some(script_table(transaction.fetch_all(&statement, &SCRIPT_KINDS).await?, moment.watch_version)?))
         })
     }
+}
+
+/// Kinds of the columns of [`script_table`]: script, owner and number.
+const SCRIPT_KINDS: [Kind; 3] = [Kind::Bytes, Kind::Int, Kind::Int];
+
+fn script_table(rows: Vec<Row>, version: i64) -> Result<ScriptTable, VaultError> {
+    let mut table = ScriptTable { version, ..ScriptTable::default() };
+    for row in rows {
+        let mut columns = Columns::of(row);
+        table.scripts.insert(columns.bytes()?, (columns.int()?, columns.int()?));
+    }
+    Ok(table)
 }
 
 fn check_scripts<'a>(scripts: impl IntoIterator<Item = &'a Bytes>) -> Result<(), VaultError> {

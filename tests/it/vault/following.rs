@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 use utxo_store::{
     event::CommandAction,
     vault::{
-        Asker, AskerSettings, Balance, Fee, Follower, LockCondition, NewScript, OwnStore, SelectionRequest, Vault,
-        VaultError,
+        Asker, AskerSettings, Balance, Fee, Follower, LockCondition, NewScript, OwnStore, Rescan, SelectionRequest,
+        Vault, VaultError,
     },
 };
 
@@ -216,6 +216,52 @@ async fn commands_reach_the_rows() {
             .await;
         let listed = beside.vault.outputs(&owner("bob"), &LockCondition::Any, None, 10).await.unwrap();
         assert_eq!(listed[0].stored.script, BOB);
+        beside.stop().await;
+    })
+    .await;
+}
+
+/// A script that is added later finds its earlier outputs in the log, and in the store; events that come meanwhile are
+/// not missed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_script_that_is_added_later_finds_its_earlier_outputs() {
+    on_each_database(async |url: &str| {
+        let beside = Beside::start(url).await;
+        beside.watch("bob", BOB).await;
+        let seed = beside.world.seed(9, 3).await;
+        let mined = pay(&[seed.coin(0)], &[(300_000, ALICE), (700_000, ALICE)], 1);
+        let unmined = pay(&[seed.coin(1)], &[(200_000, ALICE), (800_000, BOB)], 2);
+        let spend = pay(&[mined.coin(1)], &[(700_000, BOB)], 3);
+        for made in [&mined, &unmined, &spend] {
+            beside.world.validate(made).await;
+        }
+        beside.world.bring(1, &MadeBlock::new(1, 101, &coinbase(1), &[&mined])).await;
+        beside.until("bob", "two payments", |balance| balance.foreign_unconfirmed.satoshis == 1_500_000).await;
+        let script = NewScript { script: bytes::Bytes::from_static(ALICE), address: None };
+        let watched = beside.vault.watch(&owner("alice"), &[script]).await.unwrap();
+        beside.world.validate(&pay(&[seed.coin(2)], &[(50_000, ALICE)], 4)).await;
+        beside.until("alice", "the new output", |balance| balance.foreign_unconfirmed.satoshis == 50_000).await;
+
+        let report = beside.vault.rescan_store(&beside.world.store, watched.version - 1).await.unwrap();
+        assert_eq!(report.found, 2, "{url}: the unmined spend of an output does not hide the output");
+        beside.until("alice", "the mined output", |balance| balance.available.satoshis == 300_000).await;
+
+        let rescan = Rescan {
+            vault: beside.vault.clone(),
+            broker: Arc::new(beside.world.broker.clone()),
+            topics: fake_store::topics(),
+            bodies: None,
+        };
+        rescan.begin(watched.version - 1).await.unwrap();
+        // A rescan that was stopped goes on.
+        let stopped = CancellationToken::new();
+        stopped.cancel();
+        assert_eq!(rescan.run(&stopped).await.unwrap().read, 0);
+        let report = rescan.run(&CancellationToken::new()).await.unwrap();
+        assert!(report.found >= 4, "{url}: {report:?}");
+        assert_eq!(rescan.run(&CancellationToken::new()).await.unwrap().read, 0, "everything was read");
+        beside.until("alice", "the unmined output", |balance| balance.foreign_unconfirmed.satoshis == 250_000).await;
+        beside.until("alice", "the mined output", |balance| balance.available.satoshis == 300_000).await;
         beside.stop().await;
     })
     .await;

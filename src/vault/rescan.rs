@@ -1,0 +1,239 @@
+//! [`Rescan`]: finds earlier outputs of scripts that were added later, in the log or in the store.
+//!
+//! A rescan of the log reads each partition up to the position of the vault at the time at which the scripts were
+//! added. Its own positions are rows of `rescans`, so that a rescan goes on after a crash.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Vault,
+    database::{Abort, read, transact},
+    error::VaultError,
+    follow::{FollowError, add_message},
+    matching::{Matches, SeenOutput},
+    record::{Recorded, Recorder},
+    rows::{self, Columns, int},
+    scripts::ScriptTable,
+    vault::read_moment,
+};
+use crate::{
+    blob::EventBodies,
+    broker::{Broker, TopicPartition, range::LogRange, retry::until_answered},
+    config::Topics,
+    engine::sql::plain::{Kind, Row, Statement},
+    store::{
+        StateStore,
+        unspent::{ChainBlocks, UnspentError, UnspentTx, read_unspent},
+    },
+    tx::Outpoint,
+};
+
+/// Outputs that one transaction of the database records, at most.
+const OUTPUTS_AT_A_TIME: usize = 5_000;
+
+/// Reads the log again for scripts that were added later.
+pub struct Rescan {
+    /// The vault that records the outputs.
+    pub vault: Vault,
+    /// The log of the store.
+    pub broker: Arc<dyn Broker>,
+    /// Topics of the store.
+    pub topics: Topics,
+    /// Object store with the bodies of large transactions.
+    pub bodies: Option<EventBodies>,
+}
+
+/// Part of a partition to read for the scripts of some versions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct RescanPart {
+    partition: TopicPartition,
+    /// The scripts were added after this version, and up to the other one.
+    versions: (i64, i64),
+    next: u64,
+    end: u64,
+}
+
+/// Outputs and messages of a rescan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RescanReport {
+    /// Messages, or transactions of the store, that were read.
+    pub read: u64,
+    /// Outputs that were found, and outputs that a transaction spends.
+    pub found: u64,
+}
+
+impl Rescan {
+    /// Notes what is to be read for the scripts that were added after a version. A rescan that was noted before goes on
+    /// beside this one.
+    ///
+    /// # Errors
+    /// The log or the database does not answer.
+    pub async fn begin(&self, after_version: i64) -> Result<(), FollowError> {
+        let positions = Recorder(&self.vault.database).positions().await?;
+        let named = [self.topics.validated_txs.as_str(), self.topics.chain.as_str()];
+        let mut parts = Vec::new();
+        for position in positions.into_iter().filter(|position| named.contains(&&*position.partition.topic)) {
+            let (low, _) = until_answered(|| self.broker.watermarks(&position.partition)).await?;
+            if low > 0 {
+                tracing::warn!(partition = %position.partition, low, "vault: the rescan finds no events before this");
+            }
+            let topic = rows::text(&position.partition.topic);
+            parts.push((topic, position.partition.partition, low, position.next_offset));
+        }
+        Ok(transact!(self.vault.database, |transaction| async {
+            let moment = read_moment(&mut transaction).await?;
+            let row = |(topic, partition, low, end): &(_, i32, u64, u64)| -> Row {
+                vec![
+                    Clone::clone(topic),
+                    int((*partition).into()),
+                    int(after_version),
+                    int(moment.watch_version),
+                    rows::amount(*low),
+                    rows::amount(*end),
+                ]
+            };
+            let list: Vec<Row> = parts.iter().filter(|(_, _, low, end)| low < end).map(row).collect();
+            let kinds = [Kind::Text, Kind::Int, Kind::Int, Kind::Int, Kind::Int, Kind::Int];
+            let statement = Statement::new(
+                "INSERT INTO rescans (topic, partition, above_version, up_to_version, next_offset, end_offset) \
+                 SELECT k.column1, k.column2, k.column3, k.column4, k.column5, k.column6 FROM {rows} \
+                 WHERE k.column1 IS NOT NULL ON CONFLICT (topic, partition, up_to_version) DO NOTHING",
+                &[],
+            );
+            transaction.execute(&statement.with_rows(&kinds, &list)).await?;
+            Ok::<(), Abort>(())
+        })?)
+    }
+
+    /// Reads everything that is noted, until `shutdown`; a later call goes on.
+    ///
+    /// # Errors
+    /// The log refuses access, the database does not answer, or a body has no object store.
+    pub async fn run(&self, shutdown: &CancellationToken) -> Result<RescanReport, FollowError> {
+        let mut report = RescanReport::default();
+        while let Some(part) = self.next_part().await? {
+            if shutdown.is_cancelled() {
+                break;
+            }
+            tokio::select! {
+                read = self.read_part(&part, &mut report) => read?,
+                () = shutdown.cancelled() => break,
+            }
+        }
+        Ok(report)
+    }
+
+    async fn next_part(&self) -> Result<Option<RescanPart>, VaultError> {
+        read!(self.vault.database, |transaction| async {
+            let statement = Statement::new(
+                "SELECT topic, partition, above_version, up_to_version, next_offset, end_offset FROM rescans \
+                 ORDER BY up_to_version, topic, partition LIMIT 1",
+                &[],
+            );
+            let kinds = [Kind::Text, Kind::Int, Kind::Int, Kind::Int, Kind::Int, Kind::Int];
+            let Some(row) = transaction.fetch_all(&statement, &kinds).await?.pop() else { return Ok(None) };
+            let mut columns = Columns::of(row);
+            let partition = TopicPartition { topic: columns.text()?.into(), partition: columns.number()? };
+            let versions = (columns.int()?, columns.int()?);
+            Ok(Some(RescanPart { partition, versions, next: columns.number()?, end: columns.number()? }))
+        })
+    }
+
+    async fn read_part(&self, part: &RescanPart, report: &mut RescanReport) -> Result<(), FollowError> {
+        let mut scripts = self.scripts_of(part.versions).await?;
+        let mut range = LogRange::open(self.broker.as_ref(), &part.partition, part.next, part.end).await?;
+        while let Some(messages) = range.next().await? {
+            let Some(last) = messages.last().map(|message| message.offset) else { continue };
+            loop {
+                let mut matches = Matches::default();
+                for message in &messages {
+                    add_message(&mut matches, &part.partition, message, &scripts, self.bodies.as_ref()).await?;
+                }
+                matches.touched.clear();
+                matches.merge_repeats();
+                let recorder = Recorder(&self.vault.database);
+                match recorder.record_rescanned(&matches, scripts.version).await? {
+                    Recorded::Done => {
+                        report.found += matches.outputs.len() as u64;
+                        break;
+                    }
+                    // A script was added or removed meanwhile.
+                    Recorded::OtherScripts => scripts = self.scripts_of(part.versions).await?,
+                }
+            }
+            report.read += messages.len() as u64;
+            self.note_progress(part, last + 1).await?;
+        }
+        Ok(self.note_progress(part, part.end).await?)
+    }
+
+    /// Notes the next offset of a part, and removes a part that was read.
+    async fn note_progress(&self, part: &RescanPart, next: u64) -> Result<(), VaultError> {
+        transact!(self.vault.database, |transaction| async {
+            let place = [
+                rows::text(&part.partition.topic),
+                int(part.partition.partition.into()),
+                int(part.versions.1),
+                rows::amount(next),
+            ];
+            let statement = match next >= part.end {
+                true => Statement::new(
+                    "DELETE FROM rescans WHERE topic = $1 AND partition = $2 AND up_to_version = $3 \
+                     AND end_offset <= $4",
+                    &place,
+                ),
+                false => Statement::new(
+                    "UPDATE rescans SET next_offset = $4 WHERE topic = $1 AND partition = $2 AND up_to_version = $3",
+                    &place,
+                ),
+            };
+            transaction.execute(&statement).await?;
+            Ok(())
+        })
+    }
+
+    /// Reads the scripts that were added after a version and up to another one.
+    async fn scripts_of(&self, versions: (i64, i64)) -> Result<ScriptTable, VaultError> {
+        self.vault.scripts_between(versions).await
+    }
+}
+
+impl Vault {
+    /// Finds mined outputs of scripts that were added after a version, in a store that this process has open. Unmined
+    /// transactions are found in the log.
+    ///
+    /// # Errors
+    /// The store or the database does not answer, or a record of the store is damaged.
+    pub async fn rescan_store(&self, store: &StateStore, after_version: i64) -> Result<RescanReport, VaultError> {
+        let mut scripts = self.scripts_between((after_version, i64::MAX)).await?;
+        let failed = |error: UnspentError| VaultError::Source(super::SourceError(error.to_string()));
+        let blocks = ChainBlocks::read(store).await.map_err(|error| failed(error.into()))?;
+        let (mut found, mut read) = (Vec::new(), 0);
+        read_unspent(store, &blocks, |tx: UnspentTx| -> Result<(), UnspentError> {
+            read += 1;
+            for (vout, output) in &tx.outputs {
+                if let Some((owner, script)) = scripts.scripts.get(&output.script).copied() {
+                    let outpoint = Outpoint { txid: tx.txid, vout: *vout };
+                    let satoshis = output.satoshis;
+                    found.push(SeenOutput { outpoint, owner, script, satoshis, own_change: false });
+                }
+            }
+            Ok(())
+        })
+        .await
+        .map_err(failed)?;
+        let report = RescanReport { read, found: found.len() as u64 };
+        for part in found.chunks(OUTPUTS_AT_A_TIME) {
+            let mut matches = Matches { outputs: part.to_vec(), ..Matches::default() };
+            while Recorder(&self.database).record_rescanned(&matches, scripts.version).await? != Recorded::Done {
+                // An output of a script that was removed meanwhile is left out.
+                scripts = self.scripts_between((after_version, i64::MAX)).await?;
+                let known = |seen: &SeenOutput| scripts.scripts.values().any(|(_, script)| *script == seen.script);
+                matches.outputs.retain(known);
+            }
+        }
+        Ok(report)
+    }
+}
