@@ -215,6 +215,9 @@ impl<'a> Checker<'a> {
             }
             _ => {}
         }
+        if vault.answers_token_file.is_some() && vault.answers_url.is_none() {
+            self.refuse("vault.answers_token_file", "has no vault.answers_url, for which the token is".into());
+        }
         if kafka.is_some_and(|kafka| kafka.group == vault.group) {
             self.refuse("vault.group", "is kafka.group: the vault reads the whole log by itself".into());
         }

@@ -19,6 +19,7 @@ use super::{
     database::{Abort, read, transact},
     error::VaultError,
     facts::next_pause,
+    record::{DOUBTED_AT_A_TIME, doubt},
     rows::{self, Columns, int},
     scripts::script_hash,
     source::{OUTPUTS_AT_A_TIME, SourceTip},
@@ -28,8 +29,8 @@ use super::{
 use crate::{
     engine::sql::plain::{Kind, PlainTransaction, Row, Statement},
     record::StoredOutput,
-    store::outputs::OutputState,
-    tx::Outpoint,
+    store::{outputs::OutputState, spend_status::SpendStatus},
+    tx::{Outpoint, Txid},
 };
 
 /// Name of the lease, and its length.
@@ -40,7 +41,9 @@ const IDLE_PAUSE: Duration = Duration::from_millis(100);
 /// Time between two looks at the lease, at locks and at old rows.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Rows that one look at old answers or old rows takes.
-const ROWS_AT_A_TIME: i64 = 1_000;
+const ROWS_AT_A_TIME: i64 = 5_000;
+/// Blocks on a spender after which the spent output is forgotten.
+const DEEP_BLOCKS: u32 = 1_000;
 /// Heights of which the vault remembers the blocks: the deepest reorg whose outputs are found by their heights.
 const REMEMBERED_TIPS: u32 = 1_000;
 
@@ -75,7 +78,7 @@ pub struct Asker {
     vault: Vault,
     settings: AskerSettings,
     holder: LockId,
-    /// SourceTip up to which the rows are doubted. An answer under another tip settles nothing.
+    /// Tip up to which the rows are doubted. An answer under another tip settles nothing.
     followed: Mutex<Option<SourceTip>>,
     /// Counts of this process.
     pub counts: Arc<AskerCounts>,
@@ -256,7 +259,6 @@ impl Asker {
     /// Notes a tip, and makes questions due about outputs that no block lists, and outputs above a height.
     async fn doubt_above(&self, fork: u32, height: u32, hash: [u8; 32]) -> Result<(), VaultError> {
         transact!(self.vault.database, |transaction| async {
-            let moment = read_moment(&mut transaction).await?;
             let bounds = [int(fork.into()), int(i64::from(height) - i64::from(REMEMBERED_TIPS))];
             let forget = Statement::new("DELETE FROM tips WHERE height > $1 OR height < $2", &bounds);
             transaction.execute(&forget).await?;
@@ -267,16 +269,30 @@ impl Asker {
                 &values,
             );
             transaction.execute(&insert).await?;
-            let now = [int(moment.now)];
-            let unconfirmed = "UPDATE outputs SET changes = changes + 1, asks = 0, ask_at = $1 \
-                               WHERE height IS NULL AND standing IN (0, 1, 3, 4)";
-            transaction.execute(&Statement::new(unconfirmed, &now)).await?;
-            // Outputs that were asked about since the last look can be of a block that has left already.
-            let values = [int(moment.now), int(fork.into())];
-            let above = "UPDATE outputs SET changes = changes + 1, asks = 0, ask_at = $1 WHERE height > $2";
-            transaction.execute(&Statement::new(above, &values)).await?;
             Ok(())
-        })
+        })?;
+        // Outputs that were asked about since the last look can be of a block that has left already.
+        let above = format!("t.height > {fork}");
+        self.doubt_where("t.height IS NULL AND t.standing IN (0, 1, 3, 4)").await?;
+        self.doubt_where(&above).await
+    }
+
+    /// Makes questions due about the outputs of a condition, some at a time: outputs with a due question are left out.
+    async fn doubt_where(&self, condition: &str) -> Result<(), VaultError> {
+        loop {
+            let doubted = transact!(self.vault.database, |transaction| async {
+                let sql = format!(
+                    "SELECT t.txid, t.vout FROM outputs t WHERE {condition} \
+                     AND (t.ask_at IS NULL OR t.ask_at > {{now}}) LIMIT {DOUBTED_AT_A_TIME}"
+                );
+                let part = transaction.fetch_all(&Statement::new(&sql, &[]), &rows::OUTPOINT_KINDS).await?;
+                doubt(&mut transaction, &part).await?;
+                Ok(part.len())
+            })?;
+            if (doubted as i64) < DOUBTED_AT_A_TIME {
+                return Ok(());
+            }
+        }
     }
 
     /// Reads the remembered tips, the highest first.
@@ -304,36 +320,43 @@ impl Asker {
                 &values,
             );
             let old = transaction.fetch_all(&old, &rows::OUTPOINT_KINDS).await?;
-            let now = [int(moment.now)];
-            let doubt = Statement::new(
-                "UPDATE outputs AS t SET changes = t.changes + 1, asks = 0, ask_at = $1 FROM {rows} \
-                 WHERE t.txid = k.column1 AND t.vout = k.column2",
-                &now,
-            );
-            transaction.execute(&doubt.with_rows(&rows::OUTPOINT_KINDS, &old)).await?;
-            Ok(())
+            doubt(&mut transaction, &old).await
         })
     }
 
-    /// Removes some of the rows whose time is over: outputs that are spent or absent, outputs whose transactions never
-    /// became live, locks that have ended, and answered requests.
+    /// Removes some of the rows whose time is over: outputs that a deep block has spent, outputs that are absent,
+    /// outputs that were never live, locks that have ended, and answered requests.
     async fn remove_old_rows(&self) -> Result<(), VaultError> {
+        let spent = self.old_spent_outputs().await?;
+        let spenders: Vec<Outpoint> = spent.iter().map(|(_, spender)| Outpoint { txid: *spender, vout: 0 }).collect();
+        let tip = self.vault.source.tip().await?.height;
+        let states = self.vault.source.ask(&spenders, tip.saturating_add(1)).await;
+        let (mut over, mut kept) = (Vec::new(), Vec::new());
+        for ((output, _), state) in spent.into_iter().zip(states) {
+            // An unmined spender can still fall, and the output is free then.
+            let is_deep = state.is_ok_and(|state| match state.status {
+                SpendStatus::Pruned(_) => true,
+                _ => state.mined_height.is_some_and(|height| height.saturating_add(DEEP_BLOCKS) <= tip),
+            });
+            if is_deep { over.push(output) } else { kept.push(output) }
+        }
         transact!(self.vault.database, |transaction| async {
             let moment = read_moment(&mut transaction).await?;
             let values = [int(before(moment.now, self.settings.retention)), int(ROWS_AT_A_TIME)];
+            remove_outputs(&mut transaction, &over).await?;
+            let now = [int(moment.now)];
+            let keep = Statement::new(
+                "UPDATE outputs AS t SET asked_at = $1 FROM {rows} WHERE t.txid = k.column1 AND t.vout = k.column2",
+                &now,
+            );
+            transaction.execute(&keep.with_rows(&rows::OUTPOINT_KINDS, &kept)).await?;
             for condition in [
-                "t.standing IN (2, 5) AND t.asked_at < $1 ORDER BY t.asked_at",
-                "t.standing IN (0, 4) AND t.seen_at < $1 ORDER BY t.seen_at",
+                "t.standing = 5 AND t.standing IN (2, 5) AND t.asked_at < $1 ORDER BY t.asked_at",
+                "t.standing IN (0, 4) AND NOT t.was_live AND t.seen_at < $1 ORDER BY t.seen_at",
             ] {
                 let sql = format!("SELECT t.txid, t.vout FROM outputs t WHERE {condition} LIMIT $2");
                 let old = transaction.fetch_all(&Statement::new(&sql, &values), &rows::OUTPOINT_KINDS).await?;
-                for table in ["claims", "outputs"] {
-                    let sql = format!(
-                        "DELETE FROM {table} WHERE (txid, vout) IN (SELECT k.column1, k.column2 FROM {{rows}})"
-                    );
-                    let delete = Statement::new(&sql, &[]).with_rows(&rows::OUTPOINT_KINDS, &old);
-                    transaction.execute(&delete).await?;
-                }
+                remove_outputs(&mut transaction, &old).await?;
             }
             for sql in [
                 "DELETE FROM locks WHERE lock_id IN (SELECT lock_id FROM locks WHERE ended_at < $1 LIMIT $2)",
@@ -345,6 +368,36 @@ impl Asker {
             Ok(())
         })
     }
+
+    /// Reads outputs that have been spent for long, with their spenders.
+    async fn old_spent_outputs(&self) -> Result<Vec<(Row, Txid)>, VaultError> {
+        read!(self.vault.database, |transaction| async {
+            let moment = read_moment(&mut transaction).await?;
+            let values = [int(before(moment.now, self.settings.retention)), int(ROWS_AT_A_TIME)];
+            let statement = Statement::new(
+                "SELECT t.txid, t.vout, t.spender FROM outputs t WHERE t.standing = 2 AND t.standing IN (2, 5) \
+                 AND t.asked_at < $1 AND t.spender IS NOT NULL ORDER BY t.asked_at LIMIT $2",
+                &values,
+            );
+            let output = |mut row: Row| -> Result<(Row, Txid), Abort> {
+                let spender = Columns::of(row.split_off(2)).bytes()?;
+                let spender =
+                    (&spender[..]).try_into().map_err(|_| VaultError::damaged("a spender that is no txid"))?;
+                Ok((row, Txid(spender)))
+            };
+            let found = transaction.fetch_all(&statement, &[Kind::Bytes, Kind::Int, Kind::Bytes]).await?;
+            found.into_iter().map(output).collect()
+        })
+    }
+}
+
+/// Removes outputs with their claims.
+async fn remove_outputs(transaction: &mut PlainTransaction, outpoints: &[Row]) -> Result<(), Abort> {
+    for table in ["claims", "outputs"] {
+        let sql = format!("DELETE FROM {table} WHERE (txid, vout) IN (SELECT k.column1, k.column2 FROM {{rows}})");
+        transaction.execute(&Statement::new(&sql, &[]).with_rows(&rows::OUTPOINT_KINDS, outpoints)).await?;
+    }
+    Ok(())
 }
 
 impl DueQuestion {
@@ -354,6 +407,7 @@ impl DueQuestion {
             outpoint: self.output.outpoint,
             facts,
             changes: is_settled.then_some(self.output.changes),
+            lock: self.output.lock,
             asks: self.asks + 1,
             has_open_claim: self.has_claim && facts.standing == Standing::Unspent,
         }

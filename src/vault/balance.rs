@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::types::{Standing, WatchedOutput};
 
-/// BalancePart of a balance in which an output counts: the first that applies, in this order.
+/// Part of a balance in which an output counts: the first that applies, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BalancePart {
     /// The output is spent, conflicting or absent, and counts nowhere.
@@ -54,7 +54,7 @@ pub struct Balance {
     pub pending: Sum,
 }
 
-/// OutputProperties of an output that decide about its part.
+/// Properties of an output that decide about its part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutputProperties {
     /// State of the output.
@@ -109,8 +109,8 @@ impl Balance {
             BalancePart::ForeignUnconfirmed => &mut self.foreign_unconfirmed,
             BalancePart::Available => &mut self.available,
         };
-        part.outputs += sum.outputs;
-        part.satoshis += sum.satoshis;
+        part.outputs = part.outputs.saturating_add(sum.outputs);
+        part.satoshis = part.satoshis.saturating_add(sum.satoshis);
     }
 }
 

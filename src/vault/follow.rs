@@ -145,17 +145,20 @@ impl Follower {
             }
             for partition in 0..identity.partitions {
                 let partition = TopicPartition { topic: topic.as_str().into(), partition };
-                let next_offset = match old {
-                    Some(_) => 0,
-                    None => until_answered(|| self.broker.watermarks(&partition)).await?.1,
-                };
+                let (low, end) = until_answered(|| self.broker.watermarks(&partition)).await?;
+                // A partition that was added to a known topic is read from its begin on.
+                let is_new_topic = !known.iter().any(|position| *position.partition.topic == **topic);
+                let next_offset = if is_new_topic { end } else { low };
                 positions.push(Position { partition, topic_id: identity.id, next_offset });
             }
             if old.is_some() {
                 let of_topic = positions.iter().filter(|position| *position.partition.topic == **topic).cloned();
                 let of_topic: Vec<Position> = of_topic.collect();
-                let version = self.vault.scripts_since(-1).await?.map_or(0, |table| table.version);
-                self.recorder().record(&Matches::default(), &of_topic, version).await?;
+                let mut recorded = Recorded::OtherScripts;
+                while recorded != Recorded::Done {
+                    let version = self.vault.scripts_since(-1).await?.map_or(0, |table| table.version);
+                    recorded = self.recorder().record(&Matches::default(), &of_topic, version).await?;
+                }
             }
         }
         Ok(self.recorder().record_first_positions(&positions).await?)

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     event::{Block, BlockMined, CommandAction, Event, OutcomeEvent, OutcomeKind, Reorg},
-    tx::{Outpoint, Transaction, Txid},
+    tx::{MAX_MONEY, Outpoint, Transaction, Txid},
 };
 
 /// An output of a watched script, as an event names the output.
@@ -92,7 +92,8 @@ impl Matches {
         let mut txid = None;
         let (mut only_owner, mut is_first_input) = (None, true);
         for input in transaction.inputs() {
-            let previous = input.previous.and_then(|previous| Some((previous, owner_of(previous.script)?)));
+            let previous = input.previous.filter(|previous| previous.satoshis <= MAX_MONEY);
+            let previous = previous.and_then(|previous| Some((previous, owner_of(previous.script)?)));
             let owner = previous.map(|(_, (owner, _))| owner);
             only_owner = if is_first_input { owner } else { only_owner.filter(|only| Some(*only) == owner) };
             is_first_input = false;
@@ -114,6 +115,10 @@ impl Matches {
     }
 
     fn add_output(&mut self, scripts: &ScriptTable, script: &[u8], satoshis: u64, outpoint: impl FnOnce() -> Outpoint) {
+        // No live output has more than all coins that will exist.
+        if satoshis > MAX_MONEY {
+            return;
+        }
         if let Some((owner, script)) = scripts.scripts.get(script).copied() {
             self.outputs.push(SeenOutput { outpoint: outpoint(), owner, script, satoshis, own_change: false });
         }

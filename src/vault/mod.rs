@@ -7,6 +7,7 @@
 //!   which part of a balance an output counts (`balance`) are pure functions.
 //! - A reservation and its answer are one transaction of the database (`reserve`, `selection`).
 
+mod address;
 mod asker;
 mod balance;
 mod database;
@@ -25,10 +26,12 @@ mod scripts;
 mod select;
 mod selection;
 mod source;
+mod submission;
 mod types;
 #[allow(clippy::module_inception, reason = "the type that the module is named after")]
 mod vault;
 
+pub use address::{ScriptAddressError, address_of};
 pub use asker::{Asker, AskerCounts, AskerSettings};
 pub use balance::{Balance, BalancePart, Sum};
 pub use error::VaultError;

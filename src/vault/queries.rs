@@ -20,6 +20,9 @@ use crate::{
 const MAX_LOCK_IDS: usize = 64;
 /// Most outputs of one answer.
 const MAX_OUTPUTS: u64 = 10_000;
+/// Satoshis of a part of a sum: events that become dead letters can name any amounts, and a sum of them as one number
+/// could be out of range.
+const SHARE: u64 = 100_000_000;
 /// Condition on a table `t` of outputs and a table `l` of locks: a lock that is in force has the output.
 const IS_LOCKED: &str =
     "(l.lock_id IS NOT NULL AND l.ended_at IS NULL AND (l.expires_at IS NULL OR l.expires_at > {now}))";
@@ -63,14 +66,15 @@ impl Vault {
             let values = [int(owner), int(i64::from(tip.height) + 1)];
             let sql = format!(
                 "SELECT g.standing, g.confirmed, g.mature, g.locked, g.own_change, count(*), \
-                 CAST(sum(g.satoshis) AS BIGINT) FROM (SELECT t.standing, t.own_change, t.satoshis, \
+                 CAST(sum(g.satoshis / {SHARE}) AS BIGINT), CAST(sum(g.satoshis % {SHARE}) AS BIGINT) \
+                 FROM (SELECT t.standing, t.own_change, t.satoshis, \
                  CAST(CASE WHEN t.height IS NULL THEN 0 ELSE 1 END AS BIGINT) AS confirmed, \
                  CAST(CASE WHEN t.spendable_from > $2 THEN 0 ELSE 1 END AS BIGINT) AS mature, \
                  CAST(CASE WHEN {IS_LOCKED} THEN 1 ELSE 0 END AS BIGINT) AS locked \
                  FROM outputs t LEFT JOIN locks l ON l.lock_id = t.lock_id WHERE t.owner_id = $1) g \
                  GROUP BY g.standing, g.confirmed, g.mature, g.locked, g.own_change"
             );
-            let kinds = [Kind::Int, Kind::Int, Kind::Int, Kind::Int, Kind::Bool, Kind::Int, Kind::Int];
+            let kinds = [Kind::Int, Kind::Int, Kind::Int, Kind::Int, Kind::Bool, Kind::Int, Kind::Int, Kind::Int];
             let mut balance = Balance::default();
             for row in transaction.fetch_all(&Statement::new(&sql, &values), &kinds).await? {
                 let (properties, sum) = read_group(row)?;
@@ -169,6 +173,7 @@ fn read_group(row: Row) -> Result<(OutputProperties, Sum), VaultError> {
     let standing = Standing::from_repr(columns.int()?).ok_or_else(|| VaultError::damaged("an unknown standing"))?;
     let (confirmed, mature, locked) = (columns.int()? == 1, columns.int()? == 1, columns.int()? == 1);
     let own_change = columns.bool()?;
-    let sum = Sum { outputs: columns.number()?, satoshis: columns.number()? };
+    let (outputs, shares, rest): (u64, u64, u64) = (columns.number()?, columns.number()?, columns.number()?);
+    let sum = Sum { outputs, satoshis: shares.saturating_mul(SHARE).saturating_add(rest) };
     Ok((OutputProperties { standing, confirmed, mature, locked, own_change }, sum))
 }

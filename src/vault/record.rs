@@ -54,8 +54,10 @@ impl Recorder<'_> {
             let statement = Statement::new(
                 "INSERT INTO positions (topic, partition, topic_id, next_offset) \
                  SELECT k.column1, k.column2, k.column3, k.column4 FROM {rows} WHERE k.column1 IS NOT NULL \
-                 ON CONFLICT (topic, partition) DO UPDATE \
-                 SET topic_id = excluded.topic_id, next_offset = excluded.next_offset",
+                 ON CONFLICT (topic, partition) DO UPDATE SET topic_id = excluded.topic_id, \
+                 next_offset = CASE WHEN positions.topic_id IS NOT DISTINCT FROM excluded.topic_id \
+                 AND positions.next_offset > excluded.next_offset THEN positions.next_offset \
+                 ELSE excluded.next_offset END",
                 &[],
             );
             transaction.execute(&statement.with_rows(&POSITION_KINDS, &positions)).await?;
@@ -104,16 +106,45 @@ impl Recorder<'_> {
         })
     }
 
-    /// Makes a question about every output due: events were lost.
+    /// Makes a question about every output due: events were lost. Each transaction takes a part of the outputs, so that
+    /// selections go on.
     pub async fn doubt_all(&self) -> Result<(), VaultError> {
-        transact!(self.0, |transaction| async {
-            let moment = read_moment(&mut transaction).await?;
-            let values = [int(moment.now)];
-            let statement = Statement::new("UPDATE outputs SET changes = changes + 1, asks = 0, ask_at = $1", &values);
-            transaction.execute(&statement).await?;
-            Ok(())
-        })
+        let mut after: Option<Row> = None;
+        loop {
+            let last = transact!(self.0, |transaction| async {
+                let mut values = vec![int(DOUBTED_AT_A_TIME)];
+                let condition = match &after {
+                    Some(key) => {
+                        values.extend(key.iter().cloned());
+                        "WHERE (t.txid, t.vout) > ($2, $3)"
+                    }
+                    None => "",
+                };
+                let sql = format!("SELECT t.txid, t.vout FROM outputs t {condition} ORDER BY t.txid, t.vout LIMIT $1");
+                let part = transaction.fetch_all(&Statement::new(&sql, &values), &rows::OUTPOINT_KINDS).await?;
+                doubt(&mut transaction, &part).await?;
+                Ok(part.last().cloned())
+            })?;
+            match last {
+                Some(key) => after = Some(key),
+                None => return Ok(()),
+            }
+        }
     }
+}
+
+/// Outputs about which one transaction makes questions due, at most.
+pub(super) const DOUBTED_AT_A_TIME: i64 = 5_000;
+
+/// Makes questions about outputs due.
+pub(super) async fn doubt(transaction: &mut PlainTransaction, outpoints: &[Row]) -> Result<(), Abort> {
+    let statement = Statement::new(
+        "UPDATE outputs AS t SET changes = t.changes + 1, asks = 0, ask_at = {now} FROM {rows} \
+         WHERE t.txid = k.column1 AND t.vout = k.column2",
+        &[],
+    );
+    transaction.execute(&statement.with_rows(&rows::OUTPOINT_KINDS, outpoints)).await?;
+    Ok(())
 }
 
 fn position_rows(positions: &[Position]) -> Vec<Row> {
@@ -132,7 +163,11 @@ fn position_rows(positions: &[Position]) -> Vec<Row> {
 }
 
 /// Records what events mean; `false`: the watched scripts have changed since the events were matched.
-async fn record_matches(transaction: &mut PlainTransaction, matches: &Matches, version: i64) -> Result<bool, Abort> {
+pub(super) async fn record_matches(
+    transaction: &mut PlainTransaction,
+    matches: &Matches,
+    version: i64,
+) -> Result<bool, Abort> {
     // A request to watch a script waits for this transaction, and its rescan sees the positions.
     let shared = Statement::new("SELECT t.watch_version FROM vault t {share}", &[]);
     transaction.fetch_all(&shared, &[Kind::Int]).await?;
@@ -163,11 +198,11 @@ async fn record_outputs(transaction: &mut PlainTransaction, outputs: &[SeenOutpu
     };
     let mut list: Vec<Row> = outputs.iter().map(row).collect();
     list.sort_unstable();
-    let values = [int(now), int(now + FIRST_QUESTION_MS)];
+    let values = [int(now), int(now + FIRST_QUESTION_MS), Value::Bool(false)];
     let statement = Statement::new(
-        "INSERT INTO outputs (txid, vout, owner_id, script_id, satoshis, own_change, standing, seen_at, ask_at, asks, \
-         changes) \
-         SELECT k.column1, k.column2, k.column3, k.column4, k.column5, k.column6, 0, $1, $2, 0, 1 FROM {rows} \
+        "INSERT INTO outputs (txid, vout, owner_id, script_id, satoshis, own_change, standing, was_live, seen_at, \
+         ask_at, asks, changes) \
+         SELECT k.column1, k.column2, k.column3, k.column4, k.column5, k.column6, 0, $3, $1, $2, 0, 1 FROM {rows} \
          WHERE k.column1 IS NOT NULL \
          ON CONFLICT (txid, vout) DO UPDATE SET changes = outputs.changes + 1, asks = 0, ask_at = excluded.ask_at, \
          own_change = (outputs.own_change OR excluded.own_change)",
@@ -177,7 +212,7 @@ async fn record_outputs(transaction: &mut PlainTransaction, outputs: &[SeenOutpu
     Ok(())
 }
 
-async fn record_claims(transaction: &mut PlainTransaction, claims: &[Claim]) -> Result<(), Abort> {
+pub(super) async fn record_claims(transaction: &mut PlainTransaction, claims: &[Claim]) -> Result<(), Abort> {
     let row = |claim: &Claim| {
         vec![rows::bytes(&claim.spender.0), rows::bytes(&claim.outpoint.txid.0), int(claim.outpoint.vout.into())]
     };
@@ -208,8 +243,8 @@ async fn touch(transaction: &mut PlainTransaction, touched: &[Touched], now: i64
     for sql in [
         "UPDATE outputs AS t SET changes = t.changes + 1, asks = 0, ask_at = $1 FROM {rows} \
          WHERE t.txid = k.column1",
-        "UPDATE outputs AS t SET changes = t.changes + 1, asks = 0, ask_at = $1 FROM {rows} CROSS JOIN claims c \
-         WHERE c.spender = k.column1 AND t.txid = c.txid AND t.vout = c.vout",
+        "UPDATE outputs SET changes = changes + 1, asks = 0, ask_at = $1 WHERE (txid, vout) IN \
+         (SELECT c.txid, c.vout FROM {rows} CROSS JOIN claims c WHERE c.spender = k.column1)",
     ] {
         transaction.execute(&Statement::new(sql, &values).with_rows(&[Kind::Bytes], &all)).await?;
     }

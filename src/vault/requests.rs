@@ -63,6 +63,24 @@ pub(super) struct RecordedAnswer {
     pub confirmed: bool,
 }
 
+impl RecordedAnswer {
+    /// Returns whether the answer is that of a selection.
+    pub fn is_of(&self, selected: &SelectedOutputs) -> bool {
+        let outputs: Vec<Outpoint> = selected.outputs.iter().map(|(output, _)| output.outpoint).collect();
+        self.lock_id == selected.lock_id && self.has(&outputs)
+    }
+
+    /// Returns whether the answer has exactly these outputs.
+    pub fn has(&self, outputs: &[Outpoint]) -> bool {
+        let sorted = |outputs: &[Outpoint]| {
+            let mut outputs = outputs.to_vec();
+            outputs.sort_unstable();
+            outputs
+        };
+        sorted(&self.outputs) == sorted(outputs)
+    }
+}
+
 impl SelectionRequest {
     /// Makes a request for an amount at a fee rate, satoshis for 1,000 virtual bytes: one payment and change to P2PKH
     /// scripts, from outputs with at least one confirmation.

@@ -99,7 +99,7 @@ impl Rescan {
             let statement = Statement::new(
                 "INSERT INTO rescans (topic, partition, above_version, up_to_version, next_offset, end_offset) \
                  SELECT k.column1, k.column2, k.column3, k.column4, k.column5, k.column6 FROM {rows} \
-                 WHERE k.column1 IS NOT NULL ON CONFLICT (topic, partition, up_to_version) DO NOTHING",
+                 WHERE k.column1 IS NOT NULL ON CONFLICT (topic, partition, up_to_version, above_version) DO NOTHING",
                 &[],
             );
             transaction.execute(&statement.with_rows(&kinds, &list)).await?;
@@ -129,7 +129,7 @@ impl Rescan {
         read!(self.vault.database, |transaction| async {
             let statement = Statement::new(
                 "SELECT topic, partition, above_version, up_to_version, next_offset, end_offset FROM rescans \
-                 ORDER BY up_to_version, topic, partition LIMIT 1",
+                 ORDER BY up_to_version, above_version, topic, partition LIMIT 1",
                 &[],
             );
             let kinds = [Kind::Text, Kind::Int, Kind::Int, Kind::Int, Kind::Int, Kind::Int];
@@ -177,15 +177,17 @@ impl Rescan {
                 int(part.partition.partition.into()),
                 int(part.versions.1),
                 rows::amount(next),
+                int(part.versions.0),
             ];
             let statement = match next >= part.end {
                 true => Statement::new(
                     "DELETE FROM rescans WHERE topic = $1 AND partition = $2 AND up_to_version = $3 \
-                     AND end_offset <= $4",
+                     AND above_version = $5 AND end_offset <= $4",
                     &place,
                 ),
                 false => Statement::new(
-                    "UPDATE rescans SET next_offset = $4 WHERE topic = $1 AND partition = $2 AND up_to_version = $3",
+                    "UPDATE rescans SET next_offset = $4 WHERE topic = $1 AND partition = $2 AND up_to_version = $3 \
+                     AND above_version = $5",
                     &place,
                 ),
             };

@@ -4,16 +4,15 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     Vault,
-    database::{Abort, transact},
+    database::{Abort, read, transact},
     error::VaultError,
     locks::{Lock, ReserveObstacle, find_obstacle},
     rows::{self, Columns, int, outpoint_rows},
     types::{LockId, Owner, OwnerId, Standing, WatchedOutput},
-    vault::{end_expired, end_locks, find_owner, lock_outputs, lock_row, read_moment},
+    vault::{end_expired, end_locks, find_owner, lock_outputs, lock_row, read_moment, read_outputs},
 };
 use crate::{
     engine::sql::plain::{Kind, PlainTransaction, Row, Statement, Value},
-    record::StoredOutput,
     tx::Outpoint,
 };
 
@@ -55,24 +54,26 @@ impl Vault {
         check_refs(refs)?;
         let ttl = self.check_lease(ttl)?;
         let tip = self.tip().await?;
-        let (lock, asked_at, outputs) =
-            transact!(self.database, |transaction| reserve_within(&mut transaction, owner, lock_id, refs, ttl))?;
-        // The rows tell what the store has answered last. The store itself decides.
-        let fresh: Vec<Outpoint> = outputs.iter().filter(|(output, _)| output.lock != Some(lock_id)).map(at).collect();
-        let asked = match self.ask(outputs, tip, asked_at).await {
-            Ok(asked) => asked,
-            Err(error) => {
-                self.give_back(lock_id, fresh).await;
-                return Err(error);
-            }
-        };
+        // The store decides before anything is reserved: a reservation that would be taken back could be one that a
+        // repeat of the request has answered with.
+        let list = outpoint_rows(refs.iter().copied());
+        let (owner_id, asked_at, known) = read!(self.database, |transaction| async {
+            let moment = read_moment(&mut transaction).await?;
+            let owner = find_owner(&mut transaction, owner).await?;
+            Ok((owner, moment.now, read_outputs(&mut transaction, &list, "").await?))
+        })?;
+        let known = known.into_iter().filter(|(output, _)| output.owner == owner_id).collect();
+        let asked = self.ask(known, tip, asked_at).await?;
         let gone: Vec<(Outpoint, ReserveObstacle)> =
             asked.iter().filter_map(|(output, _)| obstacle_of(output)).collect();
-        if gone.is_empty() {
-            return Ok(Reservation { lock_id, expires_at: lock.expires_at });
-        }
-        self.give_back(lock_id, fresh).await;
-        Err(VaultError::StatesNotAvailable(gone))
+        let lock = transact!(self.database, |transaction| reserve_within(
+            &mut transaction,
+            owner,
+            (lock_id, ttl),
+            refs,
+            &gone
+        ))?;
+        Ok(Reservation { lock_id, expires_at: lock.expires_at })
     }
 
     /// Releases outputs of a lock (`softLockRelease`); returns the number of outputs. `None`: the lock ends, with all
@@ -145,9 +146,10 @@ impl Vault {
     ) -> Result<Session, VaultError> {
         let lease = self.check_lease(lease)?;
         transact!(self.database, |transaction| async {
-            let moment = read_moment(&mut transaction).await?;
             let owner_id = find_owner(&mut transaction, owner).await?;
             let lock = find_lock(&mut transaction, lock_id).await?;
+            // The clock is read once nobody else can change the lock.
+            let moment = read_moment(&mut transaction).await?;
             match lock.filter(|lock| lock.owner == owner_id && lock.session) {
                 None => return Err(VaultError::NoLock(lock_id).into()),
                 Some(lock) if !lock.is_in_force(moment.now) => return Err(VaultError::LockEnded(lock_id).into()),
@@ -169,8 +171,8 @@ impl Vault {
     pub(super) fn check_lease(&self, lease: Option<Duration>) -> Result<Option<i64>, VaultError> {
         let Some(lease) = lease else { return Ok(None) };
         let longest = self.settings.longest_lease;
-        if lease.is_zero() || lease > longest {
-            let problem = format!("a lease or TTL is above 0 and at most {longest:?}; this one is {lease:?}");
+        if lease < Duration::from_millis(1) || lease > longest {
+            let problem = format!("a lease or TTL is 1 ms to {longest:?}; this one is {lease:?}");
             return Err(VaultError::Invalid(problem));
         }
         Ok(Some(i64::try_from(lease.as_millis()).unwrap_or(i64::MAX)))
@@ -188,10 +190,6 @@ impl Vault {
             tracing::warn!(%lock_id, %error, "vault: outputs that were not handed out stay locked until the lock ends");
         }
     }
-}
-
-fn at((output, _): &(WatchedOutput, StoredOutput)) -> Outpoint {
-    output.outpoint
 }
 
 fn obstacle_of(output: &WatchedOutput) -> Option<(Outpoint, ReserveObstacle)> {
@@ -218,7 +216,7 @@ pub(super) struct NewLock {
 }
 
 /// Reads a lock, and keeps others from changing the lock until the end of the transaction.
-async fn find_lock(transaction: &mut PlainTransaction, id: LockId) -> Result<Option<Lock>, Abort> {
+pub(super) async fn find_lock(transaction: &mut PlainTransaction, id: LockId) -> Result<Option<Lock>, Abort> {
     let sql = format!("SELECT {} FROM locks t WHERE t.lock_id = $1 {{lock}}", rows::LOCK_COLUMNS);
     let values = [rows::lock_value(id)];
     let found = transaction.fetch_all(&Statement::new(&sql, &values), &rows::LOCK_KINDS).await?.pop();
@@ -260,14 +258,14 @@ pub(super) async fn make_lock(transaction: &mut PlainTransaction, new: NewLock, 
     Ok(lock)
 }
 
-/// Reserves outputs in a transaction; returns the lock, the time, and the outputs as they were before.
+/// Reserves outputs in a transaction. `gone`: outputs that the store does not have as unspent.
 async fn reserve_within(
     transaction: &mut PlainTransaction,
     owner: &Owner,
-    lock_id: LockId,
+    (lock_id, lease): (LockId, Option<i64>),
     refs: &[Outpoint],
-    lease: Option<i64>,
-) -> Result<(Lock, i64, Vec<(WatchedOutput, StoredOutput)>), Abort> {
+    gone: &[(Outpoint, ReserveObstacle)],
+) -> Result<Lock, Abort> {
     let moment = read_moment(transaction).await?;
     end_expired(transaction, moment.now).await?;
     let owner = find_owner(transaction, owner).await?;
@@ -281,6 +279,9 @@ async fn reserve_within(
     let known: BTreeMap<Outpoint, &WatchedOutput> =
         outputs.iter().map(|(output, _)| (output.outpoint, output)).collect();
     let obstacle = |outpoint: &Outpoint| {
+        if let Some(gone) = gone.iter().find(|(at, _)| at == outpoint) {
+            return Some(*gone);
+        }
         let output = known.get(outpoint).copied();
         let holder = output.and_then(|output| output.lock).and_then(|id| holders.get(&id));
         find_obstacle(output, &lock, holder, moment.now).map(|obstacle| (*outpoint, obstacle))
@@ -291,7 +292,7 @@ async fn reserve_within(
     }
     end_locks(transaction, &over, moment.now).await?;
     set_lock(transaction, lock_id, &list).await?;
-    Ok((lock, moment.now, outputs))
+    Ok(lock)
 }
 
 /// Gives outputs, whose rows this transaction has locked, a soft lock.

@@ -145,7 +145,7 @@ pub(super) fn int(number: i64) -> Value {
     Value::Int(Some(number))
 }
 
-/// Stores an amount, which is at most 21,000,000 coins.
+/// Stores a number that fits into 63 bits, such as an amount of at most 21,000,000 coins.
 pub(super) fn amount(satoshis: u64) -> Value {
     Value::Int(Some(i64::try_from(satoshis).unwrap_or(i64::MAX)))
 }

@@ -156,8 +156,7 @@ fn selector_of<'a>(candidates: &'a [Candidate], terms: &Terms) -> CoinSelector<'
     selector
 }
 
-/// Takes coins in the order of the strategy until they suffice. The largest coins need the fewest inputs: where these
-/// are too many, no selection exists.
+/// Takes coins in the order of the strategy until they suffice.
 fn take_in_order(coins: &[Coin], candidates: &[Candidate], terms: &Terms) -> Result<CoinChoice, Shortage> {
     let mut selector = selector_of(candidates, terms);
     let is_oldest_first = terms.strategy == Strategy::OldestFirst;
@@ -285,7 +284,8 @@ impl Coin {
 }
 
 fn output_weight(script_bytes: u32) -> u64 {
-    (OUTPUT_BYTES + u64::from(script_bytes)) * UNITS_PER_BYTE
+    let length = if script_bytes < 253 { 0 } else { 2 };
+    (OUTPUT_BYTES + length + u64::from(script_bytes)) * UNITS_PER_BYTE
 }
 
 #[cfg(test)]

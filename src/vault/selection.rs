@@ -119,11 +119,14 @@ impl Vault {
                 output.facts.standing == Standing::Unspent
                     && output.is_mature(tip.height)
                     && output.confirmations(tip.height) >= request.min_confirmations
+                    && (output.facts.height.is_some() || output.own_change || request.foreign_unconfirmed)
             };
             if asked.iter().all(is_good) {
                 let selected = SelectedOutputs { outputs: asked, ..selected };
-                self.confirm(owner, request).await?;
-                return Ok(selected);
+                if self.confirm(owner, request, &selected).await? {
+                    return Ok(selected);
+                }
+                continue;
             }
             // The rows have the new facts now: the next attempt takes other outputs.
             self.give_back_selection(owner, request, selected.lock_id, outpoints).await;
@@ -131,16 +134,26 @@ impl Vault {
         Err(VaultError::Database(format!("{ATTEMPTS} selections lost their outputs to others; repeat the request")))
     }
 
-    /// Notes that the answer of a request was given.
-    async fn confirm(&self, owner: &Owner, request: &SelectionRequest) -> Result<(), VaultError> {
-        let Some(id) = &request.request_id else { return Ok(()) };
+    /// Notes that the answer of a request was given; `false`: another repeat of the request has taken the answer back.
+    async fn confirm(
+        &self,
+        owner: &Owner,
+        request: &SelectionRequest,
+        selected: &SelectedOutputs,
+    ) -> Result<bool, VaultError> {
+        let Some(id) = &request.request_id else { return Ok(true) };
         transact!(self.database, |transaction| async {
             let owner = find_owner(&mut transaction, owner).await?;
-            let Some(recorded) = find_request(&mut transaction, owner, id, request).await? else {
-                return Err(VaultError::Database("the request was taken back; repeat the request".to_owned()).into());
-            };
+            let recorded = find_request(&mut transaction, owner, id, request).await?;
+            let Some(recorded) = recorded.filter(|recorded| recorded.is_of(selected)) else { return Ok(false) };
+            let rows = lock_outputs(&mut transaction, &outpoint_rows(recorded.outputs.iter().copied())).await?;
+            let is_held = |(output, _): &(WatchedOutput, StoredOutput)| output.lock == Some(selected.lock_id);
+            if rows.len() != recorded.outputs.len() || !rows.iter().all(is_held) {
+                return Ok(false);
+            }
             let answer = RecordedAnswer { confirmed: true, ..recorded };
-            update_answer(&mut transaction, owner, id, &answer).await
+            update_answer(&mut transaction, owner, id, &answer).await?;
+            Ok(true)
         })
     }
 
@@ -157,7 +170,9 @@ impl Vault {
         let given_back: Result<(), VaultError> = transact!(self.database, |transaction| async {
             let owner = find_owner(&mut transaction, owner).await?;
             match find_request(&mut transaction, owner, id, request).await? {
-                Some(answer) if !answer.confirmed => take_back(&mut transaction, owner, id, &answer).await,
+                Some(answer) if !answer.confirmed && answer.lock_id == lock_id && answer.has(&outpoints) => {
+                    take_back(&mut transaction, owner, id, &answer).await
+                }
                 _ => Ok(()),
             }
         });
@@ -276,20 +291,34 @@ impl SelectionWork<'_> {
                     let chosen = choice.coins.iter().map(|index| outputs[*index].clone()).collect();
                     return Ok(Some((choice, chosen)));
                 }
-                Err(Shortage::Inputs) => return Err(VaultError::TooManyInputs(terms.most_inputs).into()),
+                Err(Shortage::Inputs) => break,
                 Err(Shortage::Funds) if (outputs.len() as i64) < limit => break,
-                Err(Shortage::Funds) if limit > i64::from(terms.most_inputs) => {
-                    return Err(VaultError::TooManyInputs(terms.most_inputs).into());
-                }
+                Err(Shortage::Funds) if limit > i64::from(terms.most_inputs) => break,
                 Err(Shortage::Funds) => limit *= 4,
             }
         }
-        let (outputs, coins) = self.candidates(transaction, owner, limit, "").await?;
-        if choose(&coins, &terms).is_ok() {
-            return Ok(None);
+        if terms.strategy == Strategy::OldestFirst {
+            // Many small outputs must not keep the old ones from being spent: the largest need the fewest inputs.
+            let terms = Terms { strategy: Strategy::LargestFirst, ..self.request.terms };
+            let request = SelectionRequest { terms, ..self.request.clone() };
+            let work = SelectionWork { request: &request, ..*self };
+            return Box::pin(work.take_in_order(transaction, owner)).await;
         }
-        let available = outputs.iter().map(|(output, _)| output.satoshis).sum();
-        let locked = self.locked_sum(transaction, owner).await?;
+        // Other transactions have locked rows for a moment: what they leave does not decide.
+        let most = i64::from(terms.most_inputs);
+        let (outputs, coins) = self.candidates(transaction, owner, most, "").await?;
+        match choose(&coins, &terms) {
+            Ok(_) => return Ok(None),
+            Err(_) if (outputs.len() as i64) < most => {}
+            Err(_) => {
+                let free = self.sum_of(transaction, owner, true).await?;
+                if free >= terms.amount {
+                    return Err(VaultError::TooManyInputs(terms.most_inputs).into());
+                }
+            }
+        }
+        let available = self.sum_of(transaction, owner, true).await?;
+        let locked = self.sum_of(transaction, owner, false).await?;
         let fixed = if let super::select::Fee::Fixed(fee) = terms.fee { fee } else { 0 };
         Err(VaultError::InsufficientBalance { asked: terms.amount + fixed, available, locked }.into())
     }
@@ -312,6 +341,7 @@ impl SelectionWork<'_> {
         lock: &str,
     ) -> Result<Candidates, Abort> {
         let order = match self.order() {
+            Strategy::OldestFirst if self.request.min_confirmations > 0 => "t.height",
             Strategy::OldestFirst => "t.height IS NULL, t.height, t.satoshis DESC",
             _ => "t.satoshis DESC",
         };
@@ -344,6 +374,8 @@ impl SelectionWork<'_> {
         let mut values = vec![int(owner), int(tip + 1), int(tip + 1 - i64::from(self.request.min_confirmations))];
         let mut filter = "AND (t.spendable_from IS NULL OR t.spendable_from <= $2)".to_owned();
         filter += match (self.request.min_confirmations, self.request.foreign_unconfirmed) {
+            // The sum keeps the databases from the index by height, which has not the order of the largest.
+            (1.., _) if self.order() == Strategy::LargestFirst => " AND t.height + 0 <= $3",
             (1.., _) => " AND t.height <= $3",
             (0, true) => "",
             (0, false) => " AND (t.height IS NOT NULL OR t.own_change)",
@@ -362,14 +394,19 @@ impl SelectionWork<'_> {
         (filter, values, list)
     }
 
-    /// Returns the sum of the outputs that the request permits and that locks of other ids have.
-    async fn locked_sum(&self, transaction: &mut PlainTransaction, owner: OwnerId) -> Result<u64, Abort> {
+    /// Returns the sum of the outputs that the request permits: of free ones, or of those that locks of other ids have.
+    async fn sum_of(&self, transaction: &mut PlainTransaction, owner: OwnerId, is_free: bool) -> Result<u64, Abort> {
         let (filter, mut values, list) = self.filter(owner);
-        values.push(rows::lock_value(self.lock_id));
+        let condition = match is_free {
+            true => "t.lock_id IS NULL".to_owned(),
+            false => {
+                values.push(rows::lock_value(self.lock_id));
+                format!("t.lock_id IS NOT NULL AND t.lock_id <> ${}", values.len())
+            }
+        };
         let sql = format!(
             "SELECT CAST(COALESCE(sum(t.satoshis), 0) AS BIGINT) FROM outputs t \
-             WHERE t.owner_id = $1 AND t.standing = 1 AND t.lock_id IS NOT NULL AND t.lock_id <> ${} {filter}",
-            values.len()
+             WHERE t.owner_id = $1 AND t.standing = 1 AND {condition} {filter}"
         );
         let mut statement = Statement::new(&sql, &values);
         if !list.is_empty() {

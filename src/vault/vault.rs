@@ -6,6 +6,8 @@ use super::{
     database::{Abort, VaultDatabase, transact},
     error::VaultError,
     facts::next_pause,
+    matching::Claim,
+    record::record_claims,
     rows::{self, Columns, int},
     source::{OutputSource, SourceError, SourceTip},
     types::{Facts, LockId, Owner, OwnerId, Standing, WatchedOutput},
@@ -85,6 +87,8 @@ pub(super) struct Answer {
     /// Number of events that had named the output at the question; `None`: the question is not that of an event, and
     /// leaves the next question as it is.
     pub changes: Option<i64>,
+    /// Soft lock that the row had at the question.
+    pub lock: Option<LockId>,
     /// Questions since the last event, with this one.
     pub asks: i64,
     /// An event names a spender that the store does not show.
@@ -149,7 +153,8 @@ impl Vault {
             let facts = Facts::of(&state?, &stored);
             if facts != output.facts {
                 let outpoint = output.outpoint;
-                changed.push(Answer { outpoint, facts, changes: None, asks: 1, has_open_claim: false });
+                let lock = output.lock;
+                changed.push(Answer { outpoint, facts, changes: None, lock, asks: 1, has_open_claim: false });
             }
             asked.push((WatchedOutput { facts, ..output }, stored));
         }
@@ -212,10 +217,13 @@ pub(super) async fn find_owner(transaction: &mut PlainTransaction, owner: &Owner
 }
 
 /// Kinds of the rows of [`record_answers`].
-const ANSWER_KINDS: [Kind; 10] =
-    [Kind::Bytes, Kind::Int, Kind::Int, Kind::Int, Kind::Int, Kind::Bytes, Kind::Int, Kind::Int, Kind::Int, Kind::Int];
+const ANSWER_KINDS: [Kind; 11] = {
+    use Kind::{Bytes, Int};
+    [Bytes, Int, Int, Int, Int, Bytes, Int, Int, Int, Int, Bytes]
+};
 
-/// Records answers of the store. `asked_at`: time of the question; an answer to a later question stays. An output that
+/// Records answers of the store. `asked_at`: time of the question; an answer to a later question stays, unless the
+/// clock of the database has jumped back since. An output that
 /// is spent loses its soft lock. Where an event came after the question, or no event asked, the next question is due.
 pub(super) async fn record_answers(
     transaction: &mut PlainTransaction,
@@ -240,6 +248,7 @@ pub(super) async fn record_answers(
             int(answer.changes.unwrap_or(-1)),
             Value::Int(pause.map(|pause| asked_at.saturating_add(pause))),
             int(answer.asks),
+            Value::Bytes(answer.lock.map(|id| bytes::Bytes::copy_from_slice(id.0.as_bytes()))),
         ]
     };
     let mut list: Vec<Row> = answers.iter().map(row).collect();
@@ -250,13 +259,19 @@ pub(super) async fn record_answers(
          spender = k.column6, spender_input = k.column7, asked_at = $1, \
          ask_at = CASE WHEN t.changes = k.column8 THEN k.column9 ELSE COALESCE(t.ask_at, $1) END, \
          asks = CASE WHEN t.changes = k.column8 THEN k.column10 ELSE t.asks END, \
-         lock_id = CASE WHEN k.column3 = 2 THEN NULL ELSE t.lock_id END \
+         was_live = (t.was_live OR k.column3 IN (1, 2, 3)), \
+         lock_id = CASE WHEN k.column3 = 2 AND t.lock_id = k.column11 THEN NULL ELSE t.lock_id END \
          FROM {rows} \
-         WHERE t.txid = k.column1 AND t.vout = k.column2 AND (t.asked_at IS NULL OR t.asked_at <= $1)",
+         WHERE t.txid = k.column1 AND t.vout = k.column2 \
+         AND (t.asked_at IS NULL OR t.asked_at <= $1 OR t.asked_at > {now})",
         &values,
     );
     transaction.execute(&statement.with_rows(&ANSWER_KINDS, &list)).await?;
-    Ok(())
+    // A verdict on the spender makes a question about the output due, also where no event has named the spender.
+    let spends = answers.iter().filter(|answer| answer.facts.standing == Standing::Spent);
+    let claims =
+        spends.filter_map(|answer| Some(Claim { spender: answer.facts.spender?.txid, outpoint: answer.outpoint }));
+    record_claims(transaction, &claims.collect::<Vec<_>>()).await
 }
 
 /// Reads the outputs of a list with their scripts, and locks the rows until the end of the transaction.
@@ -264,10 +279,19 @@ pub(super) async fn lock_outputs(
     transaction: &mut PlainTransaction,
     outpoints: &[Row],
 ) -> Result<Vec<(WatchedOutput, StoredOutput)>, Abort> {
+    read_outputs(transaction, outpoints, "{lock}").await
+}
+
+/// Reads the outputs of a list with their scripts. `lock`: place of a statement that locks the rows.
+pub(super) async fn read_outputs(
+    transaction: &mut PlainTransaction,
+    outpoints: &[Row],
+    lock: &str,
+) -> Result<Vec<(WatchedOutput, StoredOutput)>, Abort> {
     let sql = format!(
         "SELECT {}, s.script FROM {{rows}} CROSS JOIN outputs t CROSS JOIN scripts s \
          WHERE t.txid = k.column1 AND t.vout = k.column2 AND s.script_id = t.script_id \
-         ORDER BY t.txid, t.vout {{lock}}",
+         ORDER BY t.txid, t.vout {lock}",
         rows::OUTPUT_COLUMNS
     );
     let statement = Statement::new(&sql, &[]).with_rows(&rows::OUTPOINT_KINDS, outpoints);

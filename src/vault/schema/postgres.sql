@@ -33,6 +33,7 @@ CREATE TABLE outputs (
     satoshis BIGINT NOT NULL,
     own_change BOOLEAN NOT NULL,
     standing BIGINT NOT NULL,
+    was_live BOOLEAN NOT NULL,
     height BIGINT,
     spendable_from BIGINT,
     spender BYTEA,
@@ -47,6 +48,8 @@ CREATE TABLE outputs (
 );
 
 CREATE INDEX outputs_free ON outputs (owner_id, satoshis) WHERE standing = 1 AND lock_id IS NULL;
+
+CREATE INDEX outputs_locked ON outputs (owner_id) WHERE standing = 1 AND lock_id IS NOT NULL;
 
 CREATE INDEX outputs_free_by_height ON outputs (owner_id, height) WHERE standing = 1 AND lock_id IS NULL;
 
@@ -66,7 +69,7 @@ CREATE INDEX outputs_asked_at ON outputs (asked_at) WHERE standing IN (1, 3) AND
 
 CREATE INDEX outputs_gone ON outputs (asked_at) WHERE standing IN (2, 5);
 
-CREATE INDEX outputs_open ON outputs (seen_at) WHERE standing IN (0, 4);
+CREATE INDEX outputs_open ON outputs (seen_at) WHERE standing IN (0, 4) AND NOT was_live;
 
 CREATE TABLE claims (
     spender BYTEA NOT NULL,
@@ -120,7 +123,7 @@ CREATE TABLE rescans (
     up_to_version BIGINT NOT NULL,
     next_offset BIGINT NOT NULL,
     end_offset BIGINT NOT NULL,
-    PRIMARY KEY (topic, partition, up_to_version)
+    PRIMARY KEY (topic, partition, up_to_version, above_version)
 );
 
 CREATE TABLE tips (

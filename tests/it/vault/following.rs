@@ -134,6 +134,8 @@ async fn payments_blocks_and_rivals_reach_the_balances() {
         // A rival of the payment loses, and its output for Bob never counts.
         let rival = pay(&[to_alice.coin(0)], &[(599_999, BOB)], 3);
         beside.world.validate(&rival).await;
+        beside.world.until_consumed().await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         beside.until("bob", "the rival", |balance| balance.pending.outputs == 0).await;
         beside.until("bob", "the rival", |balance| balance.foreign_unconfirmed.outputs == 1).await;
 
@@ -252,6 +254,10 @@ async fn a_script_that_is_added_later_finds_its_earlier_outputs() {
             topics: fake_store::topics(),
             bodies: None,
         };
+        // A rescan for scripts that were added still later does not take the place of this one.
+        let carol = NewScript { script: bytes::Bytes::from_static(&[0x51, 3, 3]), address: None };
+        let later = beside.vault.watch(&owner("carol"), &[carol]).await.unwrap();
+        rescan.begin(later.version - 1).await.unwrap();
         rescan.begin(watched.version - 1).await.unwrap();
         // A rescan that was stopped goes on.
         let stopped = CancellationToken::new();
@@ -262,6 +268,35 @@ async fn a_script_that_is_added_later_finds_its_earlier_outputs() {
         assert_eq!(rescan.run(&CancellationToken::new()).await.unwrap().read, 0, "everything was read");
         beside.until("alice", "the unmined output", |balance| balance.foreign_unconfirmed.satoshis == 250_000).await;
         beside.until("alice", "the mined output", |balance| balance.available.satoshis == 300_000).await;
+        beside.stop().await;
+    })
+    .await;
+}
+
+/// A transaction that is submitted under a session locks its own outputs for the session, before and after the store
+/// has the transaction; the end of the session frees them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_submitted_transaction_locks_its_own_outputs() {
+    on_each_database(async |url: &str| {
+        let beside = Beside::start(url).await;
+        beside.watch("alice", ALICE).await;
+        let seed = beside.world.seed(9, 1).await;
+        let issue = pay(&[seed.coin(0)], &[(600_000, ALICE), (400_000, BOB)], 1);
+        let (vault, alice) = (&beside.vault, owner("alice"));
+        let session = vault.open_session(&alice, None, None).await.unwrap();
+        assert_eq!(vault.note_submission(&alice, session.lock_id, &issue.extended).await.unwrap(), 1);
+        assert_eq!(vault.note_submission(&alice, session.lock_id, &issue.extended).await.unwrap(), 1, "a repeat");
+        beside.world.validate(&issue).await;
+        beside.world.bring(1, &MadeBlock::new(1, 101, &coinbase(1), &[&issue])).await;
+        beside.until("alice", "issued to the session", |balance| balance.soft_locked.satoshis == 600_000).await;
+        let others = vault.select(&alice, &SelectionRequest::new(1, Fee::Fixed(0))).await.unwrap_err();
+        assert!(matches!(others, VaultError::InsufficientBalance { locked: 600_000, .. }), "{others}");
+        let error = vault.note_submission(&alice, super::lock(99), &issue.extended).await.unwrap_err();
+        assert!(matches!(error, VaultError::NoLock(_)), "{error}");
+        vault.soft_lock_release(&alice, session.lock_id, None).await.unwrap();
+        let error = vault.note_submission(&alice, session.lock_id, &issue.extended).await.unwrap_err();
+        assert!(matches!(error, VaultError::LockEnded(_)), "{error}");
+        beside.until("alice", "free", |balance| balance.available.satoshis == 600_000).await;
         beside.stop().await;
     })
     .await;

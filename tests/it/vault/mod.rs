@@ -5,6 +5,7 @@ mod following;
 mod histories;
 mod locks;
 mod selections;
+mod upkeep;
 
 use std::{path::Path, sync::Arc, time::Duration};
 

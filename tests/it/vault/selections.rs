@@ -182,7 +182,7 @@ async fn requesters_at_once_share_no_output_and_fail_only_for_lack_of_money() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn malformed_requests_are_refused() {
     on_each_database(async |url: &str| {
-        let world = FakeWorld::new(url, &["alice"]).await;
+        let world = four_outputs(url).await;
         let refuse = async |request: SelectionRequest| match world.vault.select(&owner("alice"), &request).await {
             Err(VaultError::Invalid(problem)) => problem,
             other => panic!("{other:?}"),
@@ -192,7 +192,7 @@ async fn malformed_requests_are_refused() {
         let rate = SelectionRequest::new(1, Fee::Rate(u64::MAX));
         assert!(refuse(rate).await.starts_with("the fee rate is above"));
         let lease = SelectionRequest { ttl: Some(Duration::from_secs(366 * 86_400)), ..request(1) };
-        assert!(refuse(lease).await.starts_with("a lease or TTL is above 0"));
+        assert!(refuse(lease).await.starts_with("a lease or TTL is 1 ms to"));
         let eaten = SelectionRequest::new(1, Fee::Rate(100_000_000));
         let error = world.vault.select(&owner("alice"), &eaten).await.unwrap_err();
         assert!(matches!(error, VaultError::InsufficientBalance { .. }), "{error}");
