@@ -148,7 +148,7 @@ cfg_if::cfg_if! {
         mod tx;
         mod utxo_set;
         #[cfg(feature = "vault")]
-        mod vault;
+        pub mod vault;
     }
 }
 
@@ -169,6 +169,8 @@ pub use embed::{
     Instance, InstanceBuilder, OpeningError, RunError, Stopper, Store,
     opening::{open_broker, open_event_bodies},
 };
+#[cfg(feature = "vault")]
+pub use engine::sql::SqlAccess;
 pub use engine::{EngineError, ErrorKind as EngineErrorKind, OpenError as OpenEngineError, StoreUrl};
 pub use event::{
     Block, BlockMined, BodyReference, Command, CommandAction, CommandResult, ContentHash, Contest, DeadLetter,

@@ -69,6 +69,12 @@ impl Store {
         Store { store, owns_engine: false }
     }
 
+    /// Makes the reader of the store of a test.
+    #[cfg(feature = "testkit")]
+    pub fn of_state_store(store: StateStore) -> Self {
+        Self::of(store)
+    }
+
     /// Returns the store with all its reads.
     pub(crate) fn state_store(&self) -> &StateStore {
         &self.store

@@ -22,11 +22,9 @@ use crate::{
     blob::EventBodies,
     broker::{Broker, TopicPartition, range::LogRange, retry::until_answered},
     config::Topics,
+    embed::Store,
     engine::sql::plain::{Kind, Row, Statement},
-    store::{
-        StateStore,
-        unspent::{ChainBlocks, UnspentError, UnspentTx, read_unspent},
-    },
+    store::unspent::{ChainBlocks, UnspentError, UnspentTx, read_unspent},
     tx::Outpoint,
 };
 
@@ -208,7 +206,8 @@ impl Vault {
     ///
     /// # Errors
     /// The store or the database does not answer, or a record of the store is damaged.
-    pub async fn rescan_store(&self, store: &StateStore, after_version: i64) -> Result<RescanReport, VaultError> {
+    pub async fn rescan_store(&self, store: &Store, after_version: i64) -> Result<RescanReport, VaultError> {
+        let store = store.state_store();
         let mut scripts = self.scripts_between((after_version, i64::MAX)).await?;
         let failed = |error: UnspentError| VaultError::Source(super::SourceError(error.to_string()));
         let blocks = ChainBlocks::read(store).await.map_err(|error| failed(error.into()))?;

@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 
 use crate::{
+    embed::Store,
     store::{
         StateStore,
         block_index::BlockIndex,
@@ -50,9 +51,9 @@ pub struct OwnStore {
 }
 
 impl OwnStore {
-    /// Makes the source of an open store.
-    pub fn new(store: StateStore) -> Self {
-        OwnStore { store, blocks: BlockIndex::default() }
+    /// Makes the source of a store that this process has open.
+    pub fn of(store: &Store) -> Self {
+        OwnStore { store: store.state_store().clone(), blocks: BlockIndex::default() }
     }
 }
 

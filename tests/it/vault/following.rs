@@ -8,6 +8,7 @@ use std::{
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
+    Store,
     event::CommandAction,
     vault::{
         Asker, AskerSettings, Balance, Fee, Follower, LockCondition, NewScript, OwnStore, Rescan, SelectionRequest,
@@ -39,7 +40,7 @@ impl Beside {
         while world.store.meta().await.unwrap().is_none() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        let vault = super::open(url, Arc::new(OwnStore::new(world.store.clone()))).await;
+        let vault = super::open(url, Arc::new(OwnStore::of(&Store::of_state_store(world.store.clone())))).await;
         let mut beside = Beside {
             world,
             instance,
@@ -244,7 +245,11 @@ async fn a_script_that_is_added_later_finds_its_earlier_outputs() {
         beside.world.validate(&pay(&[seed.coin(2)], &[(50_000, ALICE)], 4)).await;
         beside.until("alice", "the new output", |balance| balance.foreign_unconfirmed.satoshis == 50_000).await;
 
-        let report = beside.vault.rescan_store(&beside.world.store, watched.version - 1).await.unwrap();
+        let report = beside
+            .vault
+            .rescan_store(&Store::of_state_store(beside.world.store.clone()), watched.version - 1)
+            .await
+            .unwrap();
         assert_eq!(report.found, 2, "{url}: the unmined spend of an output does not hide the output");
         beside.until("alice", "the mined output", |balance| balance.available.satoshis == 300_000).await;
 
