@@ -172,16 +172,21 @@ impl Asker {
     pub async fn ask_due(&self) -> Result<usize, VaultError> {
         let tip = self.follow_tip().await?;
         let (asked_at, due) = self.due_questions().await?;
+        if due.is_empty() {
+            return Ok(0);
+        }
         let outpoints: Vec<Outpoint> = due.iter().map(|question| question.output.outpoint).collect();
         let states = self.vault.source.ask(&outpoints, tip.height.saturating_add(1)).await;
         // A block that came meanwhile has changed some of the outputs, and not all answers know of it.
         let is_settled = self.vault.source.tip().await? == tip;
-        let (mut answers, mut moved, mut deferred) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut answers, mut moved, mut deferred, mut changed) = (Vec::new(), Vec::new(), Vec::new(), 0);
         for (question, state) in due.iter().zip(states) {
             match state {
                 Ok(state) => {
                     moved.extend(moved_row(&state, &question.stored));
-                    answers.push(question.answer(&state, is_settled));
+                    let answer = question.answer(&state, is_settled);
+                    changed += u64::from(answer.facts != question.output.facts);
+                    answers.push(answer);
                 }
                 Err(error) => {
                     tracing::warn!(outpoint = %question.output.outpoint, %error, "vault: a question waits");
@@ -189,17 +194,13 @@ impl Asker {
                 }
             }
         }
-        let has_changed = |(question, answer): &(&DueQuestion, &Answer)| question.output.facts != answer.facts;
-        let changed = due.iter().zip(&answers).filter(has_changed).count();
-        if !due.is_empty() {
-            transact!(self.vault.database, |transaction| async {
-                record_answers(&mut transaction, &answers, asked_at).await?;
-                move_outputs(&mut transaction, &moved, asked_at).await?;
-                defer(&mut transaction, &deferred).await
-            })?;
-        }
+        transact!(self.vault.database, |transaction| async {
+            record_answers(&mut transaction, &answers, asked_at).await?;
+            move_outputs(&mut transaction, &moved, asked_at).await?;
+            defer(&mut transaction, &deferred).await
+        })?;
         self.counts.answers.fetch_add(answers.len() as u64, Relaxed);
-        self.counts.changes.fetch_add(changed as u64, Relaxed);
+        self.counts.changes.fetch_add(changed, Relaxed);
         Ok(answers.len())
     }
 

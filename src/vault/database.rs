@@ -62,12 +62,12 @@ impl From<SqlError> for VaultError {
     }
 }
 
-/// Runs `$work` in a transaction that writes, and commits. A transaction that lost a race runs again.
-macro_rules! transact {
-    ($database:expr, |$transaction:ident| $work:expr) => {{
+/// Runs `$work` in a transaction that `$begin` begins, and commits. A transaction that lost a race runs again.
+macro_rules! in_transaction {
+    ($database:expr, $begin:ident, |$transaction:ident| $work:expr) => {{
         let mut attempt = 1;
         loop {
-            let mut $transaction = match $database.begin_write().await {
+            let mut $transaction = match $database.$begin().await {
                 Ok(transaction) => transaction,
                 Err(error) => break Err(error),
             };
@@ -78,23 +78,21 @@ macro_rules! transact {
         }
     }};
 }
+pub(super) use in_transaction;
+
+/// Runs `$work` in a transaction that writes.
+macro_rules! transact {
+    ($database:expr, |$transaction:ident| $work:expr) => {
+        $crate::vault::database::in_transaction!($database, begin_write, |$transaction| $work)
+    };
+}
 pub(super) use transact;
 
 /// Runs `$work` in a transaction that reads one state of the database.
 macro_rules! read {
-    ($database:expr, |$transaction:ident| $work:expr) => {{
-        let mut attempt = 1;
-        loop {
-            let mut $transaction = match $database.begin_read().await {
-                Ok(transaction) => transaction,
-                Err(error) => break Err(error),
-            };
-            let worked = tokio::time::timeout($database.timeout, $work).await;
-            if let Some(result) = $database.end($transaction, worked, &mut attempt).await {
-                break result;
-            }
-        }
-    }};
+    ($database:expr, |$transaction:ident| $work:expr) => {
+        $crate::vault::database::in_transaction!($database, begin_read, |$transaction| $work)
+    };
 }
 pub(super) use read;
 

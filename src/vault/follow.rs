@@ -137,29 +137,21 @@ impl Follower {
         let mut positions = Vec::new();
         for (topic, identity) in topics.iter().zip(identities) {
             let identity = identity.ok_or_else(|| FollowError::NoTopic(topic.clone()))?;
-            let has_other_id = |position: &&Position| *position.partition.topic == **topic;
-            let old = known.iter().find(has_other_id).filter(|position| position.topic_id != identity.id);
-            if let Some(old) = old {
-                tracing::warn!(topic, old = ?old.topic_id, "vault: the topic was created again; reading all of it");
-                self.recorder().doubt_all().await?;
-            }
+            let recorded = known.iter().find(|position| *position.partition.topic == **topic);
+            let mut of_topic = Vec::new();
             for partition in 0..identity.partitions {
                 let partition = TopicPartition { topic: topic.as_str().into(), partition };
                 let (low, end) = until_answered(|| self.broker.watermarks(&partition)).await?;
                 // A partition that was added to a known topic is read from its begin on.
-                let is_new_topic = !known.iter().any(|position| *position.partition.topic == **topic);
-                let next_offset = if is_new_topic { end } else { low };
-                positions.push(Position { partition, topic_id: identity.id, next_offset });
+                let next_offset = if recorded.is_none() { end } else { low };
+                of_topic.push(Position { partition, topic_id: identity.id, next_offset });
             }
-            if old.is_some() {
-                let of_topic = positions.iter().filter(|position| *position.partition.topic == **topic).cloned();
-                let of_topic: Vec<Position> = of_topic.collect();
-                let mut recorded = Recorded::OtherScripts;
-                while recorded != Recorded::Done {
-                    let version = self.vault.scripts_since(-1).await?.map_or(0, |table| table.version);
-                    recorded = self.recorder().record(&Matches::default(), &of_topic, version).await?;
-                }
+            if let Some(old) = recorded.filter(|position| position.topic_id != identity.id) {
+                tracing::warn!(topic, old = ?old.topic_id, "vault: the topic was created again; reading all of it");
+                self.recorder().doubt_all().await?;
+                self.recorder().reset_positions(&of_topic).await?;
             }
+            positions.extend(of_topic);
         }
         Ok(self.recorder().record_first_positions(&positions).await?)
     }

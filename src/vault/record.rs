@@ -35,6 +35,12 @@ pub(super) enum Recorded {
 #[derive(Clone, Copy)]
 pub(super) struct Recorder<'a>(pub &'a VaultDatabase);
 
+/// Answer to a position that exists. A position in the same topic only moves forward: a process that was paused writes
+/// an old one.
+const MOVE_FORWARD: &str = "UPDATE SET topic_id = excluded.topic_id, \
+     next_offset = CASE WHEN positions.topic_id IS NOT DISTINCT FROM excluded.topic_id \
+     AND positions.next_offset > excluded.next_offset THEN positions.next_offset ELSE excluded.next_offset END";
+
 const POSITION_KINDS: [Kind; 4] = [Kind::Text, Kind::Int, Kind::Bytes, Kind::Int];
 
 impl Recorder<'_> {
@@ -46,48 +52,28 @@ impl Recorder<'_> {
         positions: &[Position],
         version: i64,
     ) -> Result<Recorded, VaultError> {
-        let positions = position_rows(positions);
         transact!(self.0, |transaction| async {
-            if !record_matches(&mut transaction, matches, version).await? {
-                return Ok(Recorded::OtherScripts);
+            let recorded = record_matches(&mut transaction, matches, version).await?;
+            if recorded == Recorded::Done {
+                write_positions(&mut transaction, positions, MOVE_FORWARD).await?;
             }
-            let statement = Statement::new(
-                "INSERT INTO positions (topic, partition, topic_id, next_offset) \
-                 SELECT k.column1, k.column2, k.column3, k.column4 FROM {rows} WHERE k.column1 IS NOT NULL \
-                 ON CONFLICT (topic, partition) DO UPDATE SET topic_id = excluded.topic_id, \
-                 next_offset = CASE WHEN positions.topic_id IS NOT DISTINCT FROM excluded.topic_id \
-                 AND positions.next_offset > excluded.next_offset THEN positions.next_offset \
-                 ELSE excluded.next_offset END",
-                &[],
-            );
-            transaction.execute(&statement.with_rows(&POSITION_KINDS, &positions)).await?;
-            Ok(Recorded::Done)
+            Ok(recorded)
         })
     }
 
     /// Records what earlier events mean, without positions.
     pub async fn record_rescanned(&self, matches: &Matches, version: i64) -> Result<Recorded, VaultError> {
-        transact!(self.0, |transaction| async {
-            match record_matches(&mut transaction, matches, version).await? {
-                true => Ok(Recorded::Done),
-                false => Ok(Recorded::OtherScripts),
-            }
-        })
+        transact!(self.0, |transaction| record_matches(&mut transaction, matches, version))
     }
 
     /// Records positions of partitions that have none.
     pub async fn record_first_positions(&self, positions: &[Position]) -> Result<(), VaultError> {
-        let positions = position_rows(positions);
-        transact!(self.0, |transaction| async {
-            let statement = Statement::new(
-                "INSERT INTO positions (topic, partition, topic_id, next_offset) \
-                 SELECT k.column1, k.column2, k.column3, k.column4 FROM {rows} WHERE k.column1 IS NOT NULL \
-                 ON CONFLICT (topic, partition) DO NOTHING",
-                &[],
-            );
-            transaction.execute(&statement.with_rows(&POSITION_KINDS, &positions)).await?;
-            Ok(())
-        })
+        transact!(self.0, |transaction| write_positions(&mut transaction, positions, "NOTHING"))
+    }
+
+    /// Records positions in topics that were created again.
+    pub async fn reset_positions(&self, positions: &[Position]) -> Result<(), VaultError> {
+        transact!(self.0, |transaction| write_positions(&mut transaction, positions, MOVE_FORWARD))
     }
 
     /// Reads the position of each partition.
@@ -136,14 +122,13 @@ impl Recorder<'_> {
 /// Outputs about which one transaction makes questions due, at most.
 pub(super) const DOUBTED_AT_A_TIME: i64 = 5_000;
 
+/// Begin of a statement that makes questions about outputs `t` due.
+const DOUBT: &str = "UPDATE outputs AS t SET changes = t.changes + 1, asks = 0, ask_at = {now}";
+
 /// Makes questions about outputs due.
 pub(super) async fn doubt(transaction: &mut PlainTransaction, outpoints: &[Row]) -> Result<(), Abort> {
-    let statement = Statement::new(
-        "UPDATE outputs AS t SET changes = t.changes + 1, asks = 0, ask_at = {now} FROM {rows} \
-         WHERE t.txid = k.column1 AND t.vout = k.column2",
-        &[],
-    );
-    transaction.execute(&statement.with_rows(&rows::OUTPOINT_KINDS, outpoints)).await?;
+    let sql = format!("{DOUBT} FROM {{rows}} WHERE t.txid = k.column1 AND t.vout = k.column2");
+    transaction.execute(&Statement::new(&sql, &[]).with_rows(&rows::OUTPOINT_KINDS, outpoints)).await?;
     Ok(())
 }
 
@@ -162,23 +147,39 @@ fn position_rows(positions: &[Position]) -> Vec<Row> {
     rows
 }
 
-/// Records what events mean; `false`: the watched scripts have changed since the events were matched.
+/// Writes positions. `on_conflict`: answer of the statement to a position that exists.
+async fn write_positions(
+    transaction: &mut PlainTransaction,
+    positions: &[Position],
+    on_conflict: &str,
+) -> Result<(), Abort> {
+    let sql = format!(
+        "INSERT INTO positions (topic, partition, topic_id, next_offset) \
+         SELECT k.column1, k.column2, k.column3, k.column4 FROM {{rows}} WHERE k.column1 IS NOT NULL \
+         ON CONFLICT (topic, partition) DO {on_conflict}"
+    );
+    let list = position_rows(positions);
+    transaction.execute(&Statement::new(&sql, &[]).with_rows(&POSITION_KINDS, &list)).await?;
+    Ok(())
+}
+
+/// Records what events mean under the watched scripts of a version.
 pub(super) async fn record_matches(
     transaction: &mut PlainTransaction,
     matches: &Matches,
     version: i64,
-) -> Result<bool, Abort> {
+) -> Result<Recorded, Abort> {
     // A request to watch a script waits for this transaction, and its rescan sees the positions.
     let shared = Statement::new("SELECT t.watch_version FROM vault t {share}", &[]);
     transaction.fetch_all(&shared, &[Kind::Int]).await?;
     let moment = read_moment(transaction).await?;
     if moment.watch_version != version {
-        return Ok(false);
+        return Ok(Recorded::OtherScripts);
     }
     record_outputs(transaction, &matches.outputs, moment.now).await?;
     record_claims(transaction, &matches.claims).await?;
-    touch(transaction, &matches.touched, moment.now).await?;
-    Ok(true)
+    touch(transaction, &matches.touched).await?;
+    Ok(Recorded::Done)
 }
 
 /// Time after an event at which the store is asked first: the store has often come to the event by then.
@@ -228,7 +229,7 @@ pub(super) async fn record_claims(transaction: &mut PlainTransaction, claims: &[
 }
 
 /// Makes questions due about the outputs of transactions, and about the outputs that these spend.
-async fn touch(transaction: &mut PlainTransaction, touched: &[Touched], now: i64) -> Result<(), Abort> {
+async fn touch(transaction: &mut PlainTransaction, touched: &[Touched]) -> Result<(), Abort> {
     let txid_row = |txid: &Txid| vec![rows::bytes(&txid.0)];
     let all: Vec<Row> = touched.iter().map(|touched| txid_row(&touched.txid)).collect();
     for is_out in [true, false] {
@@ -239,14 +240,13 @@ async fn touch(transaction: &mut PlainTransaction, touched: &[Touched], now: i64
             Statement::new("UPDATE claims AS t SET is_out = $1 FROM {rows} WHERE t.spender = k.column1", &values);
         transaction.execute(&statement.with_rows(&[Kind::Bytes], &list)).await?;
     }
-    let values = [int(now)];
-    for sql in [
-        "UPDATE outputs AS t SET changes = t.changes + 1, asks = 0, ask_at = $1 FROM {rows} \
-         WHERE t.txid = k.column1",
-        "UPDATE outputs SET changes = changes + 1, asks = 0, ask_at = $1 WHERE (txid, vout) IN \
+    for condition in [
+        "FROM {rows} WHERE t.txid = k.column1",
+        "WHERE (t.txid, t.vout) IN \
          (SELECT c.txid, c.vout FROM {rows} CROSS JOIN claims c WHERE c.spender = k.column1)",
     ] {
-        transaction.execute(&Statement::new(sql, &values).with_rows(&[Kind::Bytes], &all)).await?;
+        let sql = format!("{DOUBT} {condition}");
+        transaction.execute(&Statement::new(&sql, &[]).with_rows(&[Kind::Bytes], &all)).await?;
     }
     Ok(())
 }

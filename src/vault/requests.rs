@@ -9,13 +9,15 @@ use super::{
     database::Abort,
     error::VaultError,
     reserve::release_within,
-    rows::{self, Columns, int},
+    rows::{self, Columns, int, outpoint_rows},
     select::{Fee, Strategy, Terms},
     selection::SelectedOutputs,
-    types::{LockId, OwnerId, RequestId},
+    types::{LockId, OwnerId, RequestId, WatchedOutput},
+    vault::lock_outputs,
 };
 use crate::{
     engine::sql::plain::{Kind, PlainTransaction, Statement},
+    record::StoredOutput,
     tx::{MAX_MONEY, Outpoint},
 };
 
@@ -68,6 +70,17 @@ impl RecordedAnswer {
     pub fn is_of(&self, selected: &SelectedOutputs) -> bool {
         let outputs: Vec<Outpoint> = selected.outputs.iter().map(|(output, _)| output.outpoint).collect();
         self.lock_id == selected.lock_id && self.has(&outputs)
+    }
+
+    /// Locks the rows of the outputs; returns the outputs, and whether all of them still have the lock.
+    pub async fn lock_rows(
+        &self,
+        transaction: &mut PlainTransaction,
+    ) -> Result<(Vec<(WatchedOutput, StoredOutput)>, bool), Abort> {
+        let found = lock_outputs(transaction, &outpoint_rows(self.outputs.iter().copied())).await?;
+        let is_held =
+            found.len() == self.outputs.len() && found.iter().all(|(output, _)| output.lock == Some(self.lock_id));
+        Ok((found, is_held))
     }
 
     /// Returns whether the answer has exactly these outputs.

@@ -9,13 +9,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Vault,
-    database::{Abort, read, transact},
+    database::{read, transact},
     error::VaultError,
     follow::{FollowError, add_message},
     matching::{Matches, SeenOutput},
     record::{Recorded, Recorder},
     rows::{self, Columns, int},
-    scripts::ScriptTable,
     vault::read_moment,
 };
 use crate::{
@@ -77,22 +76,21 @@ impl Rescan {
             if low > 0 {
                 tracing::warn!(partition = %position.partition, low, "vault: the rescan finds no events before this");
             }
-            let topic = rows::text(&position.partition.topic);
-            parts.push((topic, position.partition.partition, low, position.next_offset));
+            parts.push((position.partition, low, position.next_offset));
         }
-        Ok(transact!(self.vault.database, |transaction| async {
+        let noted: Result<(), VaultError> = transact!(self.vault.database, |transaction| async {
             let moment = read_moment(&mut transaction).await?;
-            let row = |(topic, partition, low, end): &(_, i32, u64, u64)| -> Row {
+            let row = |(partition, low, end): &(TopicPartition, u64, u64)| -> Row {
                 vec![
-                    Clone::clone(topic),
-                    int((*partition).into()),
+                    rows::text(&partition.topic),
+                    int(partition.partition.into()),
                     int(after_version),
                     int(moment.watch_version),
                     rows::amount(*low),
                     rows::amount(*end),
                 ]
             };
-            let list: Vec<Row> = parts.iter().filter(|(_, _, low, end)| low < end).map(row).collect();
+            let list: Vec<Row> = parts.iter().filter(|(_, low, end)| low < end).map(row).collect();
             let kinds = [Kind::Text, Kind::Int, Kind::Int, Kind::Int, Kind::Int, Kind::Int];
             let statement = Statement::new(
                 "INSERT INTO rescans (topic, partition, above_version, up_to_version, next_offset, end_offset) \
@@ -101,8 +99,9 @@ impl Rescan {
                 &[],
             );
             transaction.execute(&statement.with_rows(&kinds, &list)).await?;
-            Ok::<(), Abort>(())
-        })?)
+            Ok(())
+        });
+        Ok(noted?)
     }
 
     /// Reads everything that is noted, until `shutdown`; a later call goes on.
@@ -140,7 +139,7 @@ impl Rescan {
     }
 
     async fn read_part(&self, part: &RescanPart, report: &mut RescanReport) -> Result<(), FollowError> {
-        let mut scripts = self.scripts_of(part.versions).await?;
+        let mut scripts = self.vault.scripts_between(part.versions).await?;
         let mut range = LogRange::open(self.broker.as_ref(), &part.partition, part.next, part.end).await?;
         while let Some(messages) = range.next().await? {
             let Some(last) = messages.last().map(|message| message.offset) else { continue };
@@ -158,7 +157,7 @@ impl Rescan {
                         break;
                     }
                     // A script was added or removed meanwhile.
-                    Recorded::OtherScripts => scripts = self.scripts_of(part.versions).await?,
+                    Recorded::OtherScripts => scripts = self.vault.scripts_between(part.versions).await?,
                 }
             }
             report.read += messages.len() as u64;
@@ -192,11 +191,6 @@ impl Rescan {
             transaction.execute(&statement).await?;
             Ok(())
         })
-    }
-
-    /// Reads the scripts that were added after a version and up to another one.
-    async fn scripts_of(&self, versions: (i64, i64)) -> Result<ScriptTable, VaultError> {
-        self.vault.scripts_between(versions).await
     }
 }
 

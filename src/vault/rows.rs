@@ -150,8 +150,8 @@ pub(super) fn amount(satoshis: u64) -> Value {
     Value::Int(Some(i64::try_from(satoshis).unwrap_or(i64::MAX)))
 }
 
-pub(super) fn height(height: Option<u32>) -> Value {
-    Value::Int(height.map(i64::from))
+pub(super) fn optional_number(number: Option<u32>) -> Value {
+    Value::Int(number.map(i64::from))
 }
 
 pub(super) fn bytes(bytes: &[u8]) -> Value {

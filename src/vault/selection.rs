@@ -15,7 +15,7 @@ use super::{
     select::{Coin, CoinChoice, InputSize, Shortage, Strategy, Terms, choose},
     source::SourceTip,
     types::{LockId, Owner, OwnerId, Standing, WatchedOutput},
-    vault::{end_expired, find_owner, lock_outputs, output_and_script_kinds, read_moment, read_output_and_script},
+    vault::{end_expired, find_owner, output_and_script_kinds, read_moment, read_output_and_script},
 };
 use crate::{
     backoff::Backoff,
@@ -146,9 +146,8 @@ impl Vault {
             let owner = find_owner(&mut transaction, owner).await?;
             let recorded = find_request(&mut transaction, owner, id, request).await?;
             let Some(recorded) = recorded.filter(|recorded| recorded.is_of(selected)) else { return Ok(false) };
-            let rows = lock_outputs(&mut transaction, &outpoint_rows(recorded.outputs.iter().copied())).await?;
-            let is_held = |(output, _): &(WatchedOutput, StoredOutput)| output.lock == Some(selected.lock_id);
-            if rows.len() != recorded.outputs.len() || !rows.iter().all(is_held) {
+            let (_, is_held) = recorded.lock_rows(&mut transaction).await?;
+            if !is_held {
                 return Ok(false);
             }
             let answer = RecordedAnswer { confirmed: true, ..recorded };
@@ -211,9 +210,8 @@ impl SelectionWork<'_> {
         if let Some(id) = &self.request.request_id
             && let Some(answer) = find_request(transaction, owner, id, self.request).await?
         {
-            let found = lock_outputs(transaction, &outpoint_rows(answer.outputs.iter().copied())).await?;
-            let is_held = |(output, _): &(WatchedOutput, StoredOutput)| output.lock == Some(answer.lock_id);
-            if answer.confirmed || found.len() == answer.outputs.len() && found.iter().all(is_held) {
+            let (found, is_held) = answer.lock_rows(transaction).await?;
+            if answer.confirmed || is_held {
                 return Ok(answer.found(found, moment.now));
             }
             // The lock has ended before the answer was given.
@@ -307,17 +305,13 @@ impl SelectionWork<'_> {
         // Other transactions have locked rows for a moment: what they leave does not decide.
         let most = i64::from(terms.most_inputs);
         let (outputs, coins) = self.candidates(transaction, owner, most, "").await?;
-        match choose(&coins, &terms) {
-            Ok(_) => return Ok(None),
-            Err(_) if (outputs.len() as i64) < most => {}
-            Err(_) => {
-                let free = self.sum_of(transaction, owner, true).await?;
-                if free >= terms.amount {
-                    return Err(VaultError::TooManyInputs(terms.most_inputs).into());
-                }
-            }
+        if choose(&coins, &terms).is_ok() {
+            return Ok(None);
         }
         let available = self.sum_of(transaction, owner, true).await?;
+        if (outputs.len() as i64) >= most && available >= terms.amount {
+            return Err(VaultError::TooManyInputs(terms.most_inputs).into());
+        }
         let locked = self.sum_of(transaction, owner, false).await?;
         let fixed = if let super::select::Fee::Fixed(fee) = terms.fee { fee } else { 0 };
         Err(VaultError::InsufficientBalance { asked: terms.amount + fixed, available, locked }.into())

@@ -6,7 +6,7 @@ use super::{
     error::VaultError,
     locks::Lock,
     matching::Matches,
-    record::record_matches,
+    record::{Recorded, record_matches},
     reserve::find_lock,
     rows::{self, int, outpoint_rows},
     types::{LockId, Owner},
@@ -34,7 +34,7 @@ impl Vault {
         let (txid, event) =
             (transaction.txid(), Event::Validated(Validated { tx: extended, height: 0, locked: false }));
         loop {
-            let scripts = self.scripts_since(-1).await?.unwrap_or_default();
+            let scripts = self.scripts_between((i64::MIN, i64::MAX)).await?;
             let mut matches = Matches::default();
             matches.add(&event, &scripts);
             matches.merge_repeats();
@@ -49,8 +49,8 @@ impl Vault {
                     return Err(VaultError::LockEnded(lock_id).into());
                 }
                 match record_matches(&mut transaction, &matches, scripts.version).await? {
-                    true => Ok(Some(lock_new(&mut transaction, &lock, &rows).await?)),
-                    false => Ok(None),
+                    Recorded::Done => Ok(Some(lock_new(&mut transaction, &lock, &rows).await?)),
+                    Recorded::OtherScripts => Ok(None),
                 }
             })?;
             if let Some(locked) = noted {

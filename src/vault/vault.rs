@@ -9,7 +9,7 @@ use super::{
     matching::Claim,
     record::record_claims,
     rows::{self, Columns, int},
-    source::{OutputSource, SourceError, SourceTip},
+    source::{OutputSource, SourceTip},
     types::{Facts, LockId, Owner, OwnerId, Standing, WatchedOutput},
 };
 use crate::{
@@ -138,8 +138,7 @@ impl Vault {
     }
 
     /// Asks the store about outputs before they are handed out, and records the answers that differ from the rows.
-    /// `asked_at`: time at which the rows were read. `result[i]` is
-    /// `outputs[i]` with the new facts.
+    /// `asked_at`: time at which the rows were read. `result[i]` is `outputs[i]` with the new facts.
     pub(super) async fn ask(
         &self,
         outputs: Vec<(WatchedOutput, StoredOutput)>,
@@ -152,8 +151,7 @@ impl Vault {
         for ((output, stored), state) in outputs.into_iter().zip(states) {
             let facts = Facts::of(&state?, &stored);
             if facts != output.facts {
-                let outpoint = output.outpoint;
-                let lock = output.lock;
+                let (outpoint, lock) = (output.outpoint, output.lock);
                 changed.push(Answer { outpoint, facts, changes: None, lock, asks: 1, has_open_claim: false });
             }
             asked.push((WatchedOutput { facts, ..output }, stored));
@@ -162,12 +160,6 @@ impl Vault {
             transact!(self.database, |transaction| record_answers(&mut transaction, &changed, asked_at))?;
         }
         Ok(asked)
-    }
-}
-
-impl From<SourceError> for Abort {
-    fn from(error: SourceError) -> Self {
-        Abort::Refused(error.into())
     }
 }
 
@@ -223,8 +215,8 @@ const ANSWER_KINDS: [Kind; 11] = {
 };
 
 /// Records answers of the store. `asked_at`: time of the question; an answer to a later question stays, unless the
-/// clock of the database has jumped back since. An output that
-/// is spent loses its soft lock. Where an event came after the question, or no event asked, the next question is due.
+/// clock of the database has jumped back since. An output that is spent loses the soft lock that its row had at the
+/// question. Where an event came after the question, or no event asked, the next question is due.
 pub(super) async fn record_answers(
     transaction: &mut PlainTransaction,
     answers: &[Answer],
@@ -241,10 +233,10 @@ pub(super) async fn record_answers(
             rows::bytes(&answer.outpoint.txid.0),
             int(answer.outpoint.vout.into()),
             int(standing as i64),
-            rows::height(height),
-            rows::height(spendable_from),
+            rows::optional_number(height),
+            rows::optional_number(spendable_from),
             Value::Bytes(spender.map(|spender| bytes::Bytes::copy_from_slice(&spender.txid.0))),
-            rows::height(spender.map(|spender| spender.input)),
+            rows::optional_number(spender.map(|spender| spender.input)),
             int(answer.changes.unwrap_or(-1)),
             Value::Int(pause.map(|pause| asked_at.saturating_add(pause))),
             int(answer.asks),
