@@ -11,6 +11,7 @@ pub(crate) mod partitions;
 mod publisher;
 mod publishing;
 pub(crate) mod steps;
+pub(crate) mod submitted;
 
 use std::time::Duration;
 

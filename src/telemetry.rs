@@ -9,6 +9,8 @@ mod engine;
 mod family;
 mod labels;
 mod logging;
+#[cfg(feature = "vault")]
+mod vault;
 
 use std::time::Duration;
 
@@ -26,6 +28,8 @@ pub use labels::{
     OperationKind, PrunedKind, PublishedOutcome, RebalanceChange, TransferDirection, TryCause, VerdictKind,
 };
 pub use logging::{LogFormat, LoggingError, init_logging};
+#[cfg(feature = "vault")]
+pub use vault::VaultMetrics;
 
 /// Metrics of each assigned partition, created and removed together.
 macro_rules! partition_metrics {

@@ -1,5 +1,6 @@
 //! Text from outside, made fit for one line of a log, a terminal or a header.
 
+pub(crate) mod bounded_list;
 pub(crate) mod duration;
 pub(crate) mod percent;
 
@@ -22,6 +23,12 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
 /// Parses a decimal number of digits alone: `+1` is a number to Rust, and a typing error to everybody else.
 pub fn parse_decimal(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// Returns whether a text is a name: 1 to `most` letters, digits, `-`, `_` and `.`.
+pub fn is_name(text: &str, most: usize) -> bool {
+    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=most).contains(&text.len()) && text.bytes().all(is_good)
 }
 
 /// Joins the words of a text by single spaces, so that a text of several lines becomes one line.

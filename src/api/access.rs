@@ -5,14 +5,19 @@
 //! read    3f0c…
 //! submit  9b1e…
 //! command 77aa…
+//! wallet:alice,bob 5d02…
 //! ```
 //!
-//! A role includes the roles before: `submit` may read, `command` may submit and read. The file is read again when the
-//! file changes. A bad line gives no token, and the other lines count: a token whose line was removed ends, whatever
-//! else the file has. A file that cannot be read leaves the last tokens in force. The log and the metric
-//! `utxo_http_tokens_refused` tell both. The streams of a token end when the file no longer has the token.
+//! A role includes the roles before: `submit` may read, `command` may submit and read. A token of the role `wallet` may
+//! ask the vault about the outputs of its owners, and nothing else; `command` may ask about all owners.
+//!
+//! The file is read again when the file changes. A bad line gives no token, and the other lines count: a token whose
+//! line was removed ends, whatever else the file has. A file that cannot be read leaves the last tokens in force. The
+//! log and the metric `utxo_http_tokens_refused` tell both. The streams of a token end when the file no longer has the
+//! token.
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     fs, io,
     os::unix::fs::MetadataExt,
@@ -28,7 +33,7 @@ use strum::{EnumString, IntoStaticStr};
 use tokio::sync::watch;
 
 use super::problem::{Problem, ProblemKind};
-use crate::telemetry::Metrics;
+use crate::{telemetry::Metrics, text::is_name};
 
 /// Fewest characters of a token: 128 bits as hexadecimal digits.
 const SHORTEST_TOKEN: usize = 32;
@@ -37,7 +42,7 @@ const LARGEST_FILE: u64 = 1 << 20;
 /// Pause between two looks at the file.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Role of a token, in ascending order of rights.
+/// Role of a token, in ascending order of rights. A token of the role `wallet` has none of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, EnumString, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum Role {
@@ -78,9 +83,32 @@ pub enum TokenFileError {
     },
 }
 
-/// Tokens of one version of the file, by their hashes.
+/// Prefix of the role `wallet` in a line, before the owners.
+const WALLET: &str = "wallet:";
+/// Longest name of an owner, bytes.
+pub const LONGEST_OWNER: usize = 64;
+
+/// Rights that a line of the file gives to its token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Grant {
+    /// The role on the store and the log.
+    Role(Role),
+    /// The outputs of these owners in the vault.
+    Wallet(BTreeSet<String>),
+}
+
+/// Tokens of one version of the file, by their hashes. A token can have several lines.
 #[derive(Default)]
-struct Tokens(Vec<(blake3::Hash, Role)>);
+struct Tokens(Vec<(blake3::Hash, Grant)>);
+
+/// Rights of a token.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct TokenRights<'a> {
+    /// The file has the token.
+    is_known: bool,
+    role: Option<Role>,
+    owners: BTreeSet<&'a str>,
+}
 
 /// A line of a token file that is no token: its number from 1, and the reason.
 type BadLine = (usize, &'static str);
@@ -98,15 +126,31 @@ impl Tokens {
         (Tokens(tokens), bad)
     }
 
-    /// Returns the role of a token by its hash. The time does not depend on the tokens of the file: all hashes are
-    /// compared, each in constant time.
+    /// Returns the rights of a token by its hash. The time does not depend on the place of the token in the file: all
+    /// hashes are compared, each in constant time.
+    fn rights_of(&self, token: &blake3::Hash) -> TokenRights<'_> {
+        let mut rights = TokenRights::default();
+        for (known, grant) in &self.0 {
+            if known != token {
+                continue;
+            }
+            rights.is_known = true;
+            match grant {
+                Grant::Role(role) => rights.role = rights.role.max(Some(*role)),
+                Grant::Wallet(owners) => rights.owners.extend(owners.iter().map(String::as_str)),
+            }
+        }
+        rights
+    }
+
+    /// Returns the role of a token by its hash.
     fn role_of(&self, token: &blake3::Hash) -> Option<Role> {
-        self.0.iter().fold(None, |found, (known, role)| if known == token { found.max(Some(*role)) } else { found })
+        self.rights_of(token).role
     }
 }
 
 /// Parses a line of a token file. `None`: the line is empty or a comment.
-fn parse_line(line: &str) -> Result<Option<(blake3::Hash, Role)>, &'static str> {
+fn parse_line(line: &str) -> Result<Option<(blake3::Hash, Grant)>, &'static str> {
     if line.is_empty() || line.starts_with('#') {
         return Ok(None);
     }
@@ -114,14 +158,20 @@ fn parse_line(line: &str) -> Result<Option<(blake3::Hash, Role)>, &'static str> 
     let (Some(role), Some(token), None) = (words.next(), words.next(), words.next()) else {
         return Err("write a role, a space and a token");
     };
-    let role = Role::from_str(role).map_err(|_| "the role is read, submit or command")?;
+    let grant = match role.strip_prefix(WALLET) {
+        Some(owners) if owners.split(',').all(|owner| is_name(owner, LONGEST_OWNER)) => {
+            Grant::Wallet(owners.split(',').map(str::to_owned).collect())
+        }
+        Some(_) => return Err("write wallet: and the names of owners, with commas between them"),
+        None => Grant::Role(Role::from_str(role).map_err(|_| "the role is read, submit, command or wallet:OWNER")?),
+    };
     if token.len() < SHORTEST_TOKEN {
         return Err("the token is shorter than 32 characters: `openssl rand -hex 32` makes one");
     }
     if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err("the token has characters besides letters, digits and punctuation of ASCII");
     }
-    Ok(Some((blake3::hash(token.as_bytes()), role)))
+    Ok(Some((blake3::hash(token.as_bytes()), grant)))
 }
 
 /// Tokens of a file, read again when the file changes.
@@ -201,14 +251,33 @@ impl AccessControl {
     /// 401 without a known token, 403 with a token of a lesser role.
     pub fn permit(&self, headers: &HeaderMap, needed: Role) -> Result<(), Problem> {
         let Some(file) = &self.0 else { return Ok(()) };
-        let Some(role) = given_token(headers).and_then(|token| file.tokens.borrow().role_of(&token)) else {
-            return Err(Problem::new(ProblemKind::Unauthorized, "the request needs a known bearer token"));
-        };
-        if role >= needed {
+        let tokens = file.tokens.borrow();
+        let rights = known_rights(&tokens, headers)?;
+        if rights.role >= Some(needed) {
             return Ok(());
         }
         let needed: &'static str = needed.into();
         Err(Problem::new(ProblemKind::Forbidden, format!("the request needs a token with the role {needed}")))
+    }
+
+    /// Permits a request about the outputs of an owner in the vault, or returns the refusal. A refusal does not tell
+    /// which owners exist.
+    ///
+    /// # Errors
+    /// 401 without a known token, 403 with a token that is neither of the owner nor of the role `command`.
+    #[cfg(any(feature = "vault", test))]
+    pub fn permit_owner(&self, headers: &HeaderMap, owner: &str) -> Result<OwnerAccess, Problem> {
+        let Some(file) = &self.0 else { return Ok(OwnerAccess::All) };
+        let tokens = file.tokens.borrow();
+        let rights = known_rights(&tokens, headers)?;
+        if rights.role >= Some(Role::Command) {
+            return Ok(OwnerAccess::All);
+        }
+        if rights.owners.contains(owner) {
+            return Ok(OwnerAccess::Own);
+        }
+        let detail = "the request needs a token with the role wallet and this owner, or with the role command";
+        Err(Problem::new(ProblemKind::Forbidden, detail))
     }
 
     /// Permits a stream that needs a role, for as long as its token has the role.
@@ -221,6 +290,28 @@ impl AccessControl {
         let watched = file.map(|(file, token)| WatchedToken { token, needed, tokens: file.tokens.subscribe() });
         self.permit(headers, needed)?;
         Ok(StreamPermission(watched))
+    }
+}
+
+/// Permission of a request about an owner's outputs.
+#[cfg(any(feature = "vault", test))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnerAccess {
+    /// The token is one of all owners, or the server needs no token.
+    All,
+    /// The token is one of this owner: its transactions may spend the owner's outputs only.
+    Own,
+}
+
+/// Returns the rights of the token of a request.
+///
+/// # Errors
+/// 401 without a known token.
+fn known_rights<'a>(tokens: &'a Tokens, headers: &HeaderMap) -> Result<TokenRights<'a>, Problem> {
+    let rights = given_token(headers).map(|token| tokens.rights_of(&token)).unwrap_or_default();
+    match rights.is_known {
+        true => Ok(rights),
+        false => Err(Problem::new(ProblemKind::Unauthorized, "the request needs a known bearer token")),
     }
 }
 
@@ -358,13 +449,39 @@ mod tests {
     }
 
     #[test]
+    fn a_wallet_sees_its_owners_and_nothing_of_the_store() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tokens");
+        let wallet = "abcdef0123456789abcdef0123456789";
+        let lines = format!("wallet:alice,bob {wallet}\nwallet:carol {wallet}\nsubmit {READER}\ncommand {COMMANDER}");
+        fs::write(&path, lines).unwrap();
+        let access = AccessControl::from_file(&path).unwrap();
+        let of_owner = |token: &str, owner| {
+            let permitted = access.permit_owner(&headers(&format!("Bearer {token}")), owner);
+            permitted.map_err(|problem| problem.status)
+        };
+        for owner in ["alice", "bob", "carol"] {
+            assert_eq!(of_owner(wallet, owner), Ok(OwnerAccess::Own));
+            assert_eq!(of_owner(COMMANDER, owner), Ok(OwnerAccess::All));
+        }
+        for (token, status) in [(wallet, 403), (READER, 403), ("unknown", 401)] {
+            assert_eq!(of_owner(token, "dave"), Err(status), "{token}");
+        }
+        let of_store = access.permit(&headers(&format!("Bearer {wallet}")), Role::Read);
+        assert_eq!(of_store.unwrap_err().status, 403, "a wallet does not read the store");
+        assert_eq!(AccessControl::open().permit_owner(&HeaderMap::new(), "dave"), Ok(OwnerAccess::All));
+    }
+
+    #[test]
     fn a_wrong_line_is_refused_by_its_number_without_the_token() {
         for (text, line) in [
             ("read short", 1),
             (&format!("read {READER}\nadmin {READER}"), 2),
             (&format!("read {READER} more"), 1),
             (&format!("\n{READER}"), 2),
-        ] as [(&str, usize); 4]
+            (&format!("wallet: {READER}"), 1),
+            (&format!("wallet:alice,b/b {READER}"), 1),
+        ] as [(&str, usize); 6]
         {
             let (found, reason) = Tokens::parse(text).1.unwrap();
             assert_eq!(found, line, "{text}");

@@ -112,6 +112,22 @@ impl HttpLimits {
         limits.bound("the store", answer).await
     }
 
+    /// Bounds the wait for an answer to a request that may wait for something itself. `wait`: longest wait of the
+    /// request.
+    ///
+    /// # Errors
+    /// 503 after that wait and [`timeout`](Self::timeout).
+    #[cfg(feature = "vault")]
+    pub async fn bound_wait<T>(
+        &self,
+        what: &str,
+        wait: Duration,
+        answer: impl Future<Output = T>,
+    ) -> Result<T, Problem> {
+        let limits = HttpLimits { timeout: self.timeout + wait, ..self.clone() };
+        limits.bound(what, answer).await
+    }
+
     /// Bounds the wait for an answer of the store, the blob store or the log.
     ///
     /// # Errors

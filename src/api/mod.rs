@@ -33,6 +33,8 @@ use connections::Routers;
 use limits::HttpLimits;
 use operator::OperatorState;
 use problem::{Problem, ProblemKind};
+#[cfg(feature = "vault")]
+use v1::VaultContext;
 use v1::{ApiContext, StoreSource};
 
 /// Error of the HTTP server.
@@ -100,6 +102,8 @@ pub struct Server {
     settings: ServerSettings,
     operator: OperatorState,
     api: Option<ApiContext>,
+    #[cfg(feature = "vault")]
+    vault: Option<VaultContext>,
 }
 
 impl Server {
@@ -125,7 +129,15 @@ impl Server {
             limits: settings.limits.clone(),
             last_check: Default::default(),
         };
-        Ok(Self { listener, address, settings, operator, api: None })
+        Ok(Self {
+            listener,
+            address,
+            settings,
+            operator,
+            api: None,
+            #[cfg(feature = "vault")]
+            vault: None,
+        })
     }
 
     /// Names the store that `/health/ready?deep=true` checks.
@@ -141,6 +153,13 @@ impl Server {
         Server { api: Some(context), ..self }
     }
 
+    /// Serves the routes of a vault, too. A server has either these or the API of a store.
+    #[cfg(feature = "vault")]
+    #[must_use]
+    pub fn with_vault(self, context: VaultContext) -> Self {
+        Server { vault: Some(context), ..self }
+    }
+
     /// Returns the bound address; its port differs from the configured port 0.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -151,7 +170,9 @@ impl Server {
     /// # Errors
     /// [`ApiError::Serve`] when the listener fails.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ApiError> {
-        let Server { listener, address, settings, operator, api } = self;
+        #[cfg(feature = "vault")]
+        let vault = self.vault.clone();
+        let Server { listener, address, settings, operator, api, .. } = self;
         let metrics = operator.metrics.clone();
         let health = operator.health.clone();
         let probes = operator::probes(operator.clone());
@@ -161,6 +182,11 @@ impl Server {
             let limit = middleware::from_fn_with_state(settings.limits.clone(), limits::limit_requests);
             let page = page::router(context.clone(), health, metrics.clone());
             router = router.merge(v1::router(context).merge(page).layer(limit));
+        }
+        #[cfg(feature = "vault")]
+        if let Some(context) = vault {
+            let limit = middleware::from_fn_with_state(settings.limits.clone(), limits::limit_requests);
+            router = router.merge(v1::vault_router(context).layer(limit));
         }
         let unknown = || async { Problem::new(ProblemKind::NotFound, "there is no such path") };
         let other_method =

@@ -31,6 +31,12 @@ pub enum ProblemKind {
     RequestTimeout,
     /// The request contradicts the state. Status 409.
     Conflict,
+    /// Outputs that a request to the vault names cannot be reserved. Status 409.
+    StatesNotAvailable,
+    /// The free outputs of an owner do not fund an amount and its fee. Status 409.
+    InsufficientBalance,
+    /// A soft lock has ended, and its outputs are free for others. Status 409.
+    LockEnded,
     /// The body or the batch is above its limit. Status 413.
     TooLarge,
     /// The body has another media type than the path takes. Status 415.
@@ -53,7 +59,10 @@ impl ProblemKind {
             ProblemKind::NotFound => StatusCode::NOT_FOUND,
             ProblemKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             ProblemKind::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            ProblemKind::Conflict => StatusCode::CONFLICT,
+            ProblemKind::Conflict
+            | ProblemKind::StatesNotAvailable
+            | ProblemKind::InsufficientBalance
+            | ProblemKind::LockEnded => StatusCode::CONFLICT,
             ProblemKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             ProblemKind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ProblemKind::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
@@ -161,7 +170,7 @@ fn respond(Problem { status, detail, .. }: &Problem, document: &impl Serialize) 
 
 impl ProblemKind {
     /// All kinds, in the order of their statuses.
-    pub const ALL: [ProblemKind; 12] = [
+    pub const ALL: [ProblemKind; 15] = [
         ProblemKind::BadRequest,
         ProblemKind::Unauthorized,
         ProblemKind::Forbidden,
@@ -169,6 +178,9 @@ impl ProblemKind {
         ProblemKind::MethodNotAllowed,
         ProblemKind::RequestTimeout,
         ProblemKind::Conflict,
+        ProblemKind::StatesNotAvailable,
+        ProblemKind::InsufficientBalance,
+        ProblemKind::LockEnded,
         ProblemKind::TooLarge,
         ProblemKind::UnsupportedMediaType,
         ProblemKind::TooManyRequests,

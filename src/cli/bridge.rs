@@ -108,14 +108,8 @@ impl BridgeArgs {
             for condition in [Condition::Assigned, Condition::StoreReachable] {
                 monitoring.health.set(condition, None);
             }
-            let http = HttpOptions {
-                listen: Some(config.http.listen),
-                settings: config.http.clone(),
-                store: None,
-                api: None,
-                address_file: self.http_address_file,
-                bind_hint: None,
-            };
+            let http_settings = config.http.clone();
+            let http = HttpOptions { address_file: self.http_address_file, ..HttpOptions::of(http_settings) };
             let shutdown = CancellationToken::new();
             signals::cancel_on_signals(shutdown.clone())?;
             let work = Box::pin(async {

@@ -40,6 +40,7 @@ mod stats;
 mod timestamp;
 pub mod topics;
 mod utxo_set;
+mod vault;
 mod verify;
 mod watchdog;
 
@@ -134,6 +135,8 @@ commands! {
     DeadLetters(dead_letters::DeadLettersCommand),
     /// Convert events between JSON and the binary form
     Events(events::EventsArgs),
+    /// Keep the outputs of watched scripts with soft locks and coin selection, or ask such a vault
+    Vault(vault::VaultCommand),
     /// Print a commented sample of the settings, or check settings
     Config(config::ConfigCommand),
 }

@@ -123,11 +123,9 @@ impl ReplayArgs {
         let settings = Http { control: config.http.control && from.is_some(), ..config.http.clone() };
         let http = HttpOptions {
             listen: (!self.no_http).then_some(self.listen.unwrap_or(config.http.listen)),
-            settings,
-            store: None,
-            api: None,
             address_file: self.http_address_file.clone(),
             bind_hint: Some(OCCUPIED),
+            ..HttpOptions::of(settings)
         };
         match (from, self.dry_run) {
             (Some(from), true) => block_on(dry_run::plan_reread(&config, &from, &until, self.rate, self.json)),

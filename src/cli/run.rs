@@ -71,13 +71,12 @@ impl RunArgs {
             }
             false => None,
         };
+        let http_settings = config.http;
         let http = HttpOptions {
-            listen: Some(config.http.listen),
-            settings: config.http,
             store: Some(store),
             api,
             address_file: self.http_address_file,
-            bind_hint: None,
+            ..HttpOptions::of(http_settings)
         };
         let (monitoring, shutdown) = (instance.monitoring.clone(), instance.shutdown.clone());
         signals::cancel_on_signals(shutdown.clone())?;

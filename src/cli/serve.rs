@@ -61,13 +61,12 @@ impl ServeArgs {
         }
         let topics = wiring::instance_settings(&config).state_topics();
         let source = StoreSource::Reader(Box::new(store.clone()));
+        let http_settings = config.http.clone();
         let http = HttpOptions {
-            listen: Some(config.http.listen),
-            settings: config.http.clone(),
             store: Some(source.clone()),
             api: Some(ApiSource { store: source, broker: broker.clone(), config }),
             address_file: self.http_address_file,
-            bind_hint: None,
+            ..HttpOptions::of(http_settings)
         };
         let shutdown = CancellationToken::new();
         signals::cancel_on_signals(shutdown.clone())?;

@@ -10,6 +10,12 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, opening::Monitoring, watchdog};
+#[cfg(feature = "vault")]
+use crate::{
+    api::v1::{LogAccess, VaultContext},
+    telemetry::VaultMetrics,
+    vault::Rescan,
+};
 use crate::{
     api::{
         ApiError, Server, ServerSettings,
@@ -29,6 +35,9 @@ pub struct HttpOptions {
     pub store: Option<StoreSource>,
     /// Parts of the API; `None`: the API is not served.
     pub api: Option<ApiSource>,
+    /// Parts of the vault; `None`: the process has no vault.
+    #[cfg(feature = "vault")]
+    pub vault: Option<VaultSource>,
     /// File for the bound address, written once the server listens.
     pub address_file: Option<PathBuf>,
     /// Remedy for an address that cannot be bound, where options override the setting.
@@ -45,6 +54,19 @@ pub struct ApiSource {
     pub broker: Option<Arc<dyn Broker>>,
 }
 
+/// Vault and log of the routes under `/v1/vault`.
+#[cfg(feature = "vault")]
+pub struct VaultSource {
+    /// Configuration of the process.
+    pub config: Config,
+    /// The vault, and what begins rescans.
+    pub rescan: Arc<Rescan>,
+    /// The log to which transactions are published.
+    pub broker: Arc<dyn Broker>,
+    /// Metrics of the vault.
+    pub metrics: VaultMetrics,
+}
+
 /// Runs `work` to its end, with the HTTP server and the watchdog of the process.
 ///
 /// # Errors
@@ -59,6 +81,8 @@ pub async fn serve<T>(
     let Some(listen) = http.listen else { return work.await };
     let settings = ServerSettings::load(&http.settings)?;
     let (access, limits) = (settings.access.clone(), settings.limits.clone());
+    #[cfg(feature = "vault")]
+    let vault_settings = settings.clone();
     let server = Server::bind(listen, settings, monitoring.metrics.clone(), monitoring.health.clone()).await;
     let mut server = server.map_err(|error| http.bind_error(error))?;
     if let Some(store) = &http.store {
@@ -66,6 +90,12 @@ pub async fn serve<T>(
     }
     if let Some(ApiSource { config, store, broker }) = &http.api {
         server = server.with_api(ApiContext::new(config, limits, access, store.clone(), broker.clone()));
+    }
+    #[cfg(feature = "vault")]
+    if let Some(VaultSource { config, rescan, broker, metrics }) = &http.vault {
+        let log = LogAccess::new(broker.clone(), config);
+        let (access, limits) = (vault_settings.access.clone(), vault_settings.limits.clone());
+        server = server.with_vault(VaultContext::new(limits, access, rescan.clone(), log, metrics.clone()));
     }
     tracing::info!(address = %server.address(), "http: serving metrics and health");
     if let Some(path) = &http.address_file {
@@ -91,6 +121,20 @@ pub async fn serve<T>(
 }
 
 impl HttpOptions {
+    /// Serves metrics, health and state with these settings, and nothing else.
+    pub fn of(settings: Http) -> Self {
+        HttpOptions {
+            listen: Some(settings.listen),
+            settings,
+            store: None,
+            api: None,
+            #[cfg(feature = "vault")]
+            vault: None,
+            address_file: None,
+            bind_hint: None,
+        }
+    }
+
     fn bind_error(&self, error: ApiError) -> Failure {
         match self.bind_hint {
             None => error.into(),

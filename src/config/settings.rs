@@ -402,8 +402,8 @@ settings! {
         /// URL of the API (http://host:port) that answers for the store. Not set: the vault opens store.url itself,
         /// which a store in a directory permits to one process only.
         answers_url: Option<String>, example "http://127.0.0.1:9464";
-        /// File with the bearer token for vault.answers_url, with the role read; with the role submit where the vault
-        /// publishes transactions.
+        /// File with the bearer token for vault.answers_url, with the role read. The token stands alone in the file,
+        /// which is read again when the server refuses the token.
         answers_token_file: Option<String>, example "/etc/utxo-store/answers-token";
         /// Lease of a session that names none.
         lease_ms: u64 = 60_000, range 1_000 to 2_592_000_000, unit "ms";

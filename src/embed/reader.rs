@@ -69,6 +69,12 @@ impl Store {
         Store { store, owns_engine: false }
     }
 
+    /// Makes the reader of a store, which the reader closes.
+    #[cfg(feature = "vault")]
+    pub(crate) fn owning(store: StateStore) -> Self {
+        Store { store, owns_engine: true }
+    }
+
     /// Makes the reader of the store of a test.
     #[cfg(feature = "testkit")]
     pub fn of_state_store(store: StateStore) -> Self {

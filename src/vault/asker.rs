@@ -19,23 +19,24 @@ use super::{
     database::{Abort, read, transact},
     error::VaultError,
     facts::next_pause,
+    lease::WorkerLease,
     record::{DOUBTED_AT_A_TIME, doubt},
     rows::{self, Columns, int},
     scripts::script_hash,
     source::{OUTPUTS_AT_A_TIME, SourceTip},
-    types::{Facts, LockId, Standing, WatchedOutput},
-    vault::{Answer, output_and_script_kinds, read_moment, read_output_and_script, record_answers},
+    types::{Facts, Standing, WatchedOutput},
+    vault::{Answer, end_expired, output_and_script_kinds, read_moment, read_output_and_script, record_answers},
 };
 use crate::{
+    config::Config,
     engine::sql::plain::{Kind, PlainTransaction, Row, Statement},
     record::StoredOutput,
     store::{outputs::OutputState, spend_status::SpendStatus},
     tx::{Outpoint, Txid},
 };
 
-/// Name of the lease, and its length.
+/// Name of the lease.
 const WORKER: &str = "asker";
-const LEASE_MS: i64 = 5_000;
 /// Pause without a due question.
 const IDLE_PAUSE: Duration = Duration::from_millis(100);
 /// Time between two looks at the lease, at locks and at old rows.
@@ -56,9 +57,19 @@ pub struct AskerSettings {
     pub retention: Duration,
 }
 
+impl AskerSettings {
+    /// Takes the settings of a configuration (`vault.*`).
+    pub fn of(config: &Config) -> Self {
+        AskerSettings {
+            oldest_answer: Duration::from_millis(config.vault.oldest_answer_ms),
+            retention: Duration::from_millis(config.vault.retention_ms),
+        }
+    }
+}
+
 impl Default for AskerSettings {
     fn default() -> Self {
-        AskerSettings { oldest_answer: Duration::from_secs(3_600), retention: Duration::from_secs(14 * 24 * 3_600) }
+        Self::of(&Config::default())
     }
 }
 
@@ -77,7 +88,7 @@ pub struct AskerCounts {
 pub struct Asker {
     vault: Vault,
     settings: AskerSettings,
-    holder: LockId,
+    lease: WorkerLease,
     /// Tip up to which the rows are doubted. An answer under another tip settles nothing.
     followed: Mutex<Option<SourceTip>>,
     /// Counts of this process.
@@ -95,7 +106,7 @@ struct DueQuestion {
 impl Asker {
     /// Makes the asker of a vault.
     pub fn new(vault: Vault, settings: AskerSettings) -> Self {
-        Asker { vault, settings, holder: LockId::random(), followed: Mutex::default(), counts: Arc::default() }
+        Asker { vault, settings, lease: WorkerLease::of(WORKER), followed: Mutex::default(), counts: Arc::default() }
     }
 
     /// Asks until `shutdown`. While the store or the database does not answer, the asker tries again.
@@ -108,7 +119,7 @@ impl Asker {
         loop {
             let step = async {
                 if Instant::now() >= next_look {
-                    has_lease = self.take_lease().await?;
+                    has_lease = self.lease.take(&self.vault.database).await?;
                     next_look = Instant::now() + LOOK_EVERY;
                     if has_lease {
                         self.look().await?;
@@ -138,29 +149,20 @@ impl Asker {
         }
     }
 
-    /// Takes the lease, or extends the own one; `false`: another process has the lease.
-    async fn take_lease(&self) -> Result<bool, VaultError> {
+    /// Frees the outputs of locks whose leases are over; returns the number of locks.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub async fn end_expired_locks(&self) -> Result<usize, VaultError> {
         transact!(self.vault.database, |transaction| async {
             let moment = read_moment(&mut transaction).await?;
-            let values = [
-                rows::text(WORKER),
-                rows::lock_value(self.holder),
-                int(moment.now.saturating_add(LEASE_MS)),
-                int(moment.now),
-            ];
-            let statement = Statement::new(
-                "INSERT INTO workers (name, holder, expires_at) VALUES ($1, $2, $3) \
-                 ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at \
-                 WHERE workers.holder = excluded.holder OR workers.expires_at <= $4",
-                &values,
-            );
-            Ok(transaction.execute(&statement).await? == 1)
+            end_expired(&mut transaction, moment.now).await
         })
     }
 
     /// Looks at locks, at old answers and at old rows.
     async fn look(&self) -> Result<(), VaultError> {
-        self.vault.end_expired_locks().await?;
+        self.end_expired_locks().await?;
         self.doubt_old_answers().await?;
         self.remove_old_rows().await
     }

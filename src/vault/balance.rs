@@ -1,6 +1,7 @@
 //! Balances: each output of an owner counts in one part. Pure functions.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::types::{Standing, WatchedOutput};
 
@@ -26,7 +27,7 @@ pub enum BalancePart {
 }
 
 /// Number of outputs, and their sum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Sum {
     /// Number of the outputs in the part.
     pub outputs: u64,

@@ -35,6 +35,8 @@ pub enum ReserveObstacle {
     NotUnspent(Standing),
     /// A lock of another id has the output.
     Locked,
+    /// A transaction spends the output, which its lock does not have.
+    NotReserved,
 }
 
 /// Returns why an output cannot be reserved under a lock; `None`: the output is free, or has this lock already.

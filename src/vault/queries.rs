@@ -2,11 +2,12 @@
 
 use super::{
     Vault,
-    balance::{Balance, OutputProperties, Sum},
+    balance::{Balance, BalancePart, OutputProperties, Sum},
     database::{Abort, read},
     error::VaultError,
     locks::Lock,
     rows::{self, Columns, int},
+    source::SourceTip,
     types::{LockId, Owner, Standing, WatchedOutput},
     vault::{find_owner, lock_row, output_and_script_kinds, read_output_and_script},
 };
@@ -24,7 +25,7 @@ const MAX_OUTPUTS: u64 = 10_000;
 /// could be out of range.
 const SHARE: u64 = 100_000_000;
 /// Condition on a table `t` of outputs and a table `l` of locks: a lock that is in force has the output.
-const IS_LOCKED: &str =
+pub(super) const IS_LOCKED: &str =
     "(l.lock_id IS NOT NULL AND l.ended_at IS NULL AND (l.expires_at IS NULL OR l.expires_at > {now}))";
 
 /// Condition of a query on the soft locks of outputs, as the seed has it.
@@ -43,6 +44,50 @@ pub enum LockCondition {
     UnlockedAndSpecified(Vec<LockId>),
 }
 
+impl LockCondition {
+    /// Makes the condition of a name (`any`, `unlocked-only`, `locked-only`, `specified`, `unlocked-and-specified`)
+    /// with these lock ids.
+    ///
+    /// # Errors
+    /// The name is none of these, or the condition takes no lock ids.
+    pub fn of_name(name: &str, ids: Vec<LockId>) -> Result<Self, VaultError> {
+        let condition = match (name, ids.is_empty()) {
+            ("any", true) => LockCondition::Any,
+            ("unlocked-only", true) => LockCondition::UnlockedOnly,
+            ("locked-only", true) => LockCondition::LockedOnly,
+            ("specified", _) => LockCondition::Specified(ids),
+            ("unlocked-and-specified", _) => LockCondition::UnlockedAndSpecified(ids),
+            ("any" | "unlocked-only" | "locked-only", false) => {
+                return Err(VaultError::Invalid(format!("the condition `{name}` takes no lock ids")));
+            }
+            _ => {
+                let names = "any, unlocked-only, locked-only, specified or unlocked-and-specified";
+                return Err(VaultError::Invalid(format!("the condition on locks is {names}, not {name:?}")));
+            }
+        };
+        Ok(condition)
+    }
+
+    /// Returns the name of the condition.
+    pub fn name(&self) -> &'static str {
+        match self {
+            LockCondition::Any => "any",
+            LockCondition::UnlockedOnly => "unlocked-only",
+            LockCondition::LockedOnly => "locked-only",
+            LockCondition::Specified(_) => "specified",
+            LockCondition::UnlockedAndSpecified(_) => "unlocked-and-specified",
+        }
+    }
+
+    /// Returns the lock ids of the condition.
+    pub fn lock_ids(&self) -> &[LockId] {
+        match self {
+            LockCondition::Any | LockCondition::UnlockedOnly | LockCondition::LockedOnly => &[],
+            LockCondition::Specified(ids) | LockCondition::UnlockedAndSpecified(ids) => ids,
+        }
+    }
+}
+
 /// An output with its script, and whether a lock that is in force has the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedOutput {
@@ -54,33 +99,47 @@ pub struct ListedOutput {
     pub is_locked: bool,
 }
 
+/// Balance of an owner, with the state of the chain and of the store's answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnerBalance {
+    /// Parts of the balance.
+    pub balance: Balance,
+    /// Tip of the chain under which the outputs are mature or not.
+    pub tip: SourceTip,
+    /// Time of the oldest answer of the store that counts, milliseconds since the epoch; `None`: the store was not
+    /// asked about any of the outputs.
+    pub as_of: Option<i64>,
+}
+
 impl Vault {
     /// Reads the balance of an owner under the tip of the chain, by the last answers of the store.
     ///
     /// # Errors
     /// The owner has no script; the database or the store does not answer.
-    pub async fn balance(&self, owner: &Owner) -> Result<Balance, VaultError> {
+    pub async fn balance(&self, owner: &Owner) -> Result<OwnerBalance, VaultError> {
         let tip = self.tip().await?;
         read!(self.database, |transaction| async {
             let owner = find_owner(&mut transaction, owner).await?;
             let values = [int(owner), int(i64::from(tip.height) + 1)];
             let sql = format!(
                 "SELECT g.standing, g.confirmed, g.mature, g.locked, g.own_change, count(*), \
-                 CAST(sum(g.satoshis / {SHARE}) AS BIGINT), CAST(sum(g.satoshis % {SHARE}) AS BIGINT) \
-                 FROM (SELECT t.standing, t.own_change, t.satoshis, \
+                 CAST(sum(g.satoshis / {SHARE}) AS BIGINT), CAST(sum(g.satoshis % {SHARE}) AS BIGINT), \
+                 min(g.asked_at) FROM (SELECT t.standing, t.own_change, t.satoshis, t.asked_at, \
                  CAST(CASE WHEN t.height IS NULL THEN 0 ELSE 1 END AS BIGINT) AS confirmed, \
                  CAST(CASE WHEN t.spendable_from > $2 THEN 0 ELSE 1 END AS BIGINT) AS mature, \
                  CAST(CASE WHEN {IS_LOCKED} THEN 1 ELSE 0 END AS BIGINT) AS locked \
                  FROM outputs t LEFT JOIN locks l ON l.lock_id = t.lock_id WHERE t.owner_id = $1) g \
                  GROUP BY g.standing, g.confirmed, g.mature, g.locked, g.own_change"
             );
-            let kinds = [Kind::Int, Kind::Int, Kind::Int, Kind::Int, Kind::Bool, Kind::Int, Kind::Int, Kind::Int];
-            let mut balance = Balance::default();
-            for row in transaction.fetch_all(&Statement::new(&sql, &values), &kinds).await? {
-                let (properties, sum) = read_group(row)?;
+            let (mut balance, mut as_of) = (Balance::default(), None);
+            for row in transaction.fetch_all(&Statement::new(&sql, &values), &GROUP_KINDS).await? {
+                let (properties, sum, oldest) = read_group(row)?;
+                if properties.part() != BalancePart::None {
+                    as_of = as_of.into_iter().chain(oldest).min();
+                }
                 balance.add(properties, sum);
             }
-            Ok(balance)
+            Ok(OwnerBalance { balance, tip, as_of })
         })
     }
 
@@ -168,12 +227,19 @@ fn condition_sql(condition: &LockCondition) -> Result<(String, &[LockId]), Vault
     })
 }
 
-fn read_group(row: Row) -> Result<(OutputProperties, Sum), VaultError> {
+/// Kinds of the columns of [`read_group`].
+const GROUP_KINDS: [Kind; 9] = {
+    use Kind::{Bool, Int};
+    [Int, Int, Int, Int, Bool, Int, Int, Int, Int]
+};
+
+/// Reads a group of outputs: its properties, its sum, and the time of its oldest answer.
+fn read_group(row: Row) -> Result<(OutputProperties, Sum, Option<i64>), VaultError> {
     let mut columns = Columns::of(row);
     let standing = Standing::from_repr(columns.int()?).ok_or_else(|| VaultError::damaged("an unknown standing"))?;
     let (confirmed, mature, locked) = (columns.int()? == 1, columns.int()? == 1, columns.int()? == 1);
     let own_change = columns.bool()?;
     let (outputs, shares, rest): (u64, u64, u64) = (columns.number()?, columns.number()?, columns.number()?);
     let sum = Sum { outputs, satoshis: shares.saturating_mul(SHARE).saturating_add(rest) };
-    Ok((OutputProperties { standing, confirmed, mature, locked, own_change }, sum))
+    Ok((OutputProperties { standing, confirmed, mature, locked, own_change }, sum, columns.optional_int()?))
 }

@@ -9,13 +9,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Vault,
-    database::{read, transact},
+    database::{Abort, read, transact},
     error::VaultError,
     follow::{FollowError, add_message},
     matching::{Matches, SeenOutput},
     record::{Recorded, Recorder},
     rows::{self, Columns, int},
-    vault::read_moment,
+    types::Owner,
+    vault::{find_owner, read_moment},
 };
 use crate::{
     blob::EventBodies,
@@ -40,6 +41,22 @@ pub struct Rescan {
     pub topics: Topics,
     /// Object store with the bodies of large transactions.
     pub bodies: Option<EventBodies>,
+    /// Store that this process has open, for rescans of the store; `None`: only the log is read.
+    pub store: Option<Store>,
+}
+
+/// Topic of the rescan of the store: no topic of Kafka has this name.
+const STORE: &str = "(store)";
+
+/// A partition, or the store, that is to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PendingRescan {
+    /// Partition of the log; `None`: the store.
+    pub partition: Option<TopicPartition>,
+    /// The next offset to read.
+    pub next: u64,
+    /// Offset at which the rescan ends.
+    pub end: u64,
 }
 
 /// Part of a partition to read for the scripts of some versions.
@@ -78,6 +95,23 @@ impl Rescan {
             }
             parts.push((position.partition, low, position.next_offset));
         }
+        Ok(self.note(&parts, after_version).await?)
+    }
+
+    /// Notes that the store is to be read for the scripts that were added after a version: for outputs of mined
+    /// transactions that the log no longer has.
+    ///
+    /// # Errors
+    /// This process has no store open, or the database does not answer.
+    pub async fn begin_store(&self, after_version: i64) -> Result<(), VaultError> {
+        if self.store.is_none() {
+            let problem = "this process has no store open (vault.answers_url is set): rescan the log";
+            return Err(VaultError::invalid(problem));
+        }
+        self.note(&[(TopicPartition { topic: STORE.into(), partition: 0 }, 0, 1)], after_version).await
+    }
+
+    async fn note(&self, parts: &[(TopicPartition, u64, u64)], after_version: i64) -> Result<(), VaultError> {
         let noted: Result<(), VaultError> = transact!(self.vault.database, |transaction| async {
             let moment = read_moment(&mut transaction).await?;
             let row = |(partition, low, end): &(TopicPartition, u64, u64)| -> Row {
@@ -101,7 +135,7 @@ impl Rescan {
             transaction.execute(&statement.with_rows(&kinds, &list)).await?;
             Ok(())
         });
-        Ok(noted?)
+        noted
     }
 
     /// Reads everything that is noted, until `shutdown`; a later call goes on.
@@ -139,6 +173,12 @@ impl Rescan {
     }
 
     async fn read_part(&self, part: &RescanPart, report: &mut RescanReport) -> Result<(), FollowError> {
+        if &*part.partition.topic == STORE {
+            let store = self.store.as_ref().ok_or_else(|| VaultError::invalid("this process has no store open"))?;
+            let found = self.read_store(store, part.versions.0).await?;
+            (report.read, report.found) = (report.read + found.read, report.found + found.found);
+            return Ok(self.note_progress(part, part.end).await?);
+        }
         let mut scripts = self.vault.scripts_between(part.versions).await?;
         let mut range = LogRange::open(self.broker.as_ref(), &part.partition, part.next, part.end).await?;
         while let Some(messages) = range.next().await? {
@@ -192,17 +232,48 @@ impl Rescan {
             Ok(())
         })
     }
-}
 
-impl Vault {
-    /// Finds mined outputs of scripts that were added after a version, in a store that this process has open. Unmined
-    /// transactions are found in the log.
+    /// Returns the number of the change that has added the first script of an owner.
     ///
     /// # Errors
-    /// The store or the database does not answer, or a record of the store is damaged.
-    pub async fn rescan_store(&self, store: &Store, after_version: i64) -> Result<RescanReport, VaultError> {
+    /// The owner has no script, or the database does not answer.
+    pub async fn first_version(&self, owner: &Owner) -> Result<i64, VaultError> {
+        read!(self.vault.database, |transaction| async {
+            let values = [int(find_owner(&mut transaction, owner).await?)];
+            let statement = Statement::new("SELECT min(watch_version) FROM scripts WHERE owner_id = $1", &values);
+            let row = transaction.fetch_all(&statement, &[Kind::Int]).await?.pop();
+            let version = row.map(|row| Columns::of(row).optional_int()).transpose()?.flatten();
+            Ok(version.ok_or_else(|| VaultError::NoOwner(owner.to_string()))?)
+        })
+    }
+
+    /// Reads the rescans that are not at their ends.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub async fn pending(&self) -> Result<Vec<PendingRescan>, VaultError> {
+        read!(self.vault.database, |transaction| async {
+            let statement = Statement::new(
+                "SELECT topic, partition, next_offset, end_offset FROM rescans \
+                 ORDER BY up_to_version, above_version, topic, partition",
+                &[],
+            );
+            let found = transaction.fetch_all(&statement, &[Kind::Text, Kind::Int, Kind::Int, Kind::Int]).await?;
+            let pending = |row: Row| -> Result<PendingRescan, Abort> {
+                let mut columns = Columns::of(row);
+                let partition = TopicPartition { topic: columns.text()?.into(), partition: columns.number()? };
+                let partition = (&*partition.topic != STORE).then_some(partition);
+                Ok(PendingRescan { partition, next: columns.number()?, end: columns.number()? })
+            };
+            found.into_iter().map(pending).collect()
+        })
+    }
+
+    /// Finds mined outputs of scripts that were added after a version, in the store. Unmined transactions are found in
+    /// the log.
+    async fn read_store(&self, store: &Store, after_version: i64) -> Result<RescanReport, VaultError> {
         let store = store.state_store();
-        let mut scripts = self.scripts_between((after_version, i64::MAX)).await?;
+        let mut scripts = self.vault.scripts_between((after_version, i64::MAX)).await?;
         let failed = |error: UnspentError| VaultError::Source(super::SourceError(error.to_string()));
         let blocks = ChainBlocks::read(store).await.map_err(|error| failed(error.into()))?;
         let (mut found, mut read) = (Vec::new(), 0);
@@ -222,9 +293,9 @@ impl Vault {
         let report = RescanReport { read, found: found.len() as u64 };
         for part in found.chunks(OUTPUTS_AT_A_TIME) {
             let mut matches = Matches { outputs: part.to_vec(), ..Matches::default() };
-            while Recorder(&self.database).record_rescanned(&matches, scripts.version).await? != Recorded::Done {
+            while Recorder(&self.vault.database).record_rescanned(&matches, scripts.version).await? != Recorded::Done {
                 // An output of a script that was removed meanwhile is left out.
-                scripts = self.scripts_between((after_version, i64::MAX)).await?;
+                scripts = self.vault.scripts_between((after_version, i64::MAX)).await?;
                 let known = |seen: &SeenOutput| scripts.scripts.values().any(|(_, script)| *script == seen.script);
                 matches.outputs.retain(known);
             }

@@ -43,7 +43,8 @@ pub struct WatchedScript {
 pub struct WatchResult {
     /// Number of scripts that were not watched before.
     pub added: u64,
-    /// Number of this change: a rescan from the version before it on finds the earlier outputs of the scripts.
+    /// Number of the change that has added the first of the scripts: a rescan from the version before it on finds the
+    /// earlier outputs of all of them.
     pub version: i64,
 }
 
@@ -117,6 +118,21 @@ impl Vault {
                 "SELECT script, owner_id, script_id FROM scripts WHERE watch_version > $1 AND watch_version <= $2",
                 &values,
             );
+            Ok(script_table(transaction.fetch_all(&statement, &SCRIPT_KINDS).await?, moment.watch_version)?)
+        })
+    }
+
+    /// Reads which of these scripts are watched, with the number of the last change.
+    pub(super) async fn scripts_among(&self, scripts: &[&[u8]]) -> Result<ScriptTable, VaultError> {
+        let hashes: Vec<Row> = scripts.iter().map(|script| vec![rows::bytes(&script_hash(script))]).collect();
+        read!(self.database, |transaction| async {
+            let moment = read_moment(&mut transaction).await?;
+            let statement = Statement::new(
+                "SELECT s.script, s.owner_id, s.script_id FROM {rows} CROSS JOIN scripts s \
+                 WHERE s.script_hash = k.column1",
+                &[],
+            );
+            let statement = statement.with_rows(&[Kind::Bytes], &hashes);
             Ok(script_table(transaction.fetch_all(&statement, &SCRIPT_KINDS).await?, moment.watch_version)?)
         })
     }
@@ -198,10 +214,16 @@ async fn watch_within(transaction: &mut PlainTransaction, owner: &Owner, list: &
         &values,
     );
     let others = transaction.fetch_all(&others.with_rows(&[Kind::Bytes], &hashes), &[Kind::Bytes]).await?;
-    match others.into_iter().next() {
-        Some(row) => Err(VaultError::OtherOwner(hex::encode(Columns::of(row).bytes()?)).into()),
-        None => Ok(WatchResult { added, version: moment.watch_version }),
+    if let Some(row) = others.into_iter().next() {
+        return Err(VaultError::OtherOwner(hex::encode(Columns::of(row).bytes()?)).into());
     }
+    let first = Statement::new(
+        "SELECT min(s.watch_version) FROM {rows} CROSS JOIN scripts s WHERE s.script_hash = k.column1",
+        &[],
+    );
+    let first = transaction.fetch_all(&first.with_rows(&[Kind::Bytes], &hashes), &[Kind::Int]).await?.pop();
+    let version = first.map(|row| Columns::of(row).int()).transpose()?;
+    Ok(WatchResult { added, version: version.unwrap_or(moment.watch_version) })
 }
 
 async fn unwatch_within(transaction: &mut PlainTransaction, owner: &Owner, list: &[Row]) -> Result<u64, Abort> {

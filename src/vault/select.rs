@@ -4,6 +4,8 @@
 
 use bdk_coin_select::{BnbMetric, Candidate, CoinSelector, DrainWeights, TargetOutputs, float::Ordf32};
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, VariantNames};
+use utoipa::ToSchema;
 
 /// Steps of a search, at most. A search that ends without a result gives way to the largest outputs first.
 const SEARCH_STEPS: usize = 2_000;
@@ -19,8 +21,9 @@ const P2PKH_UNLOCKING_BYTES: u32 = 107;
 const DEFAULT_UNLOCKING_BYTES: u32 = 254;
 
 /// Order in which outputs are taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema, EnumString, VariantNames)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Strategy {
     /// The largest outputs first: few inputs.
     #[default]

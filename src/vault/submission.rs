@@ -1,46 +1,71 @@
 //! Transactions that are built under a lock: their new outputs have the lock before the log has the transaction.
 
+use std::collections::HashMap;
+
 use super::{
     Vault,
-    database::{Abort, transact},
+    database::{Abort, read, transact},
     error::VaultError,
-    locks::Lock,
+    locks::{Lock, ReserveObstacle},
     matching::Matches,
     record::{Recorded, record_matches},
     reserve::find_lock,
     rows::{self, int, outpoint_rows},
-    types::{LockId, Owner},
-    vault::{find_owner, read_moment},
+    types::{LockId, Owner, Standing, WatchedOutput},
+    vault::{find_owner, read_moment, read_outputs},
 };
 use crate::{
     engine::sql::plain::{PlainTransaction, Row, Statement},
     event::{Event, Validated},
-    tx::Transaction,
+    tx::{Outpoint, Transaction},
 };
 
+/// A transaction that is about to be published under a lock.
+pub struct Submission<'a> {
+    vault: &'a Vault,
+    owner: &'a Owner,
+    lock_id: LockId,
+    extended: &'a [u8],
+    transaction: Transaction<'a>,
+}
+
 impl Vault {
-    /// Notes a transaction that is about to be published under a lock: its outputs of watched scripts of the owner have
-    /// the lock from the first moment on, until the lock ends, so that issue and transfer are one. Returns the number
-    /// of these outputs. A transaction that is never published leaves pending outputs, which the vault forgets.
+    /// Reads a transaction that is about to be published under a lock of an owner.
     ///
     /// # Errors
-    /// The bytes are no transaction in extended format; the lock has ended or is of another owner; the database does
-    /// not answer.
-    pub async fn note_submission(&self, owner: &Owner, lock_id: LockId, extended: &[u8]) -> Result<u64, VaultError> {
+    /// The bytes are no transaction in extended format.
+    pub fn submission<'a>(
+        &'a self,
+        owner: &'a Owner,
+        lock_id: LockId,
+        extended: &'a [u8],
+    ) -> Result<Submission<'a>, VaultError> {
         let transaction = Transaction::parse(extended).map_err(|error| VaultError::invalid(error.to_string()))?;
         if !transaction.is_extended() {
             return Err(VaultError::invalid("the transaction is not in extended format"));
         }
-        let (txid, event) =
-            (transaction.txid(), Event::Validated(Validated { tx: extended, height: 0, locked: false }));
+        Ok(Submission { vault: self, owner, lock_id, extended, transaction })
+    }
+}
+
+impl Submission<'_> {
+    /// Notes the transaction before its publish: its outputs of watched scripts of the owner have the lock from the
+    /// first moment on, until the lock ends, so that issue and transfer are one. Returns the number of these outputs. A
+    /// transaction that is never published leaves pending outputs, which the vault forgets.
+    ///
+    /// # Errors
+    /// The lock has ended or is of another owner; the database does not answer.
+    pub async fn note(&self) -> Result<u64, VaultError> {
+        let (vault, owner, lock_id, txid) = (self.vault, self.owner, self.lock_id, self.transaction.txid());
+        let event = Event::Validated(Validated { tx: self.extended, height: 0, locked: false });
         loop {
-            let scripts = self.scripts_between((i64::MIN, i64::MAX)).await?;
+            let scripts = vault.scripts_among(&self.scripts()).await?;
             let mut matches = Matches::default();
             matches.add(&event, &scripts);
             matches.merge_repeats();
             let new = matches.outputs.iter().filter(|seen| seen.outpoint.txid == txid).map(|seen| seen.outpoint);
             let rows = outpoint_rows(new);
-            let noted = transact!(self.database, |transaction| async {
+            let noted = transact!(vault.database, |transaction| async {
                 let moment = read_moment(&mut transaction).await?;
                 let owner = find_owner(&mut transaction, owner).await?;
                 let lock = find_lock(&mut transaction, lock_id).await?.filter(|lock| lock.owner == owner);
@@ -56,6 +81,49 @@ impl Vault {
             if let Some(locked) = noted {
                 return Ok(locked);
             }
+        }
+    }
+
+    /// Returns the scripts of the outputs and of the previous outputs, each once.
+    fn scripts(&self) -> Vec<&[u8]> {
+        let previous = self.transaction.inputs().filter_map(|input| input.previous.map(|output| output.script));
+        let mut scripts: Vec<&[u8]> = self.transaction.outputs().map(|output| output.script).chain(previous).collect();
+        scripts.sort_unstable();
+        scripts.dedup();
+        scripts
+    }
+
+    /// Checks that the transaction spends nothing but outputs of the owner that the lock has. An output that this
+    /// transaction itself has spent counts, so that a repeat passes.
+    ///
+    /// # Errors
+    /// [`VaultError::StatesNotAvailable`] names the other outputs; the database does not answer.
+    pub async fn check_inputs(&self) -> Result<(), VaultError> {
+        let txid = self.transaction.txid();
+        let inputs: Vec<Outpoint> = self.transaction.inputs().map(|input| input.outpoint).collect();
+        let list = outpoint_rows(inputs.iter().copied());
+        let (owner_id, known) = read!(self.vault.database, |transaction| async {
+            let owner = find_owner(&mut transaction, self.owner).await?;
+            Ok((owner, read_outputs(&mut transaction, &list, "").await?))
+        })?;
+        let known: HashMap<Outpoint, &WatchedOutput> =
+            known.iter().map(|(output, _)| (output.outpoint, output)).collect();
+        let obstacle = |outpoint: &Outpoint| {
+            let obstacle = match known.get(outpoint).filter(|output| output.owner == owner_id) {
+                None => ReserveObstacle::Unknown,
+                Some(output) if output.lock == Some(self.lock_id) => return None,
+                Some(output) if output.facts.spender.is_some_and(|spender| spender.txid == txid) => return None,
+                Some(output) if output.facts.standing != Standing::Unspent => {
+                    ReserveObstacle::NotUnspent(output.facts.standing)
+                }
+                Some(_) => ReserveObstacle::NotReserved,
+            };
+            Some((*outpoint, obstacle))
+        };
+        let obstacles: Vec<(Outpoint, ReserveObstacle)> = inputs.iter().filter_map(obstacle).collect();
+        match obstacles.is_empty() {
+            true => Ok(()),
+            false => Err(VaultError::StatesNotAvailable(obstacles)),
         }
     }
 }

@@ -4,10 +4,12 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use strum::{FromRepr, IntoStaticStr};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::{
     record::SpendingData,
+    text::is_name,
     tx::{Outpoint, Txid},
 };
 
@@ -41,8 +43,7 @@ pub struct NameError {
 }
 
 fn check_name(text: &str, what: &'static str, most: usize) -> Result<String, NameError> {
-    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    match (1..=most).contains(&text.len()) && text.bytes().all(is_good) {
+    match is_name(text, most) {
         true => Ok(text.to_owned()),
         false => Err(NameError { what, most }),
     }
@@ -91,8 +92,9 @@ name!(Owner, "the name of an owner", MAX_OWNER_BYTES);
 name!(RequestId, "the id of a request", MAX_REQUEST_BYTES);
 
 /// Id of a soft lock, a UUID.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
+#[schema(value_type = String, example = "f81d4fae-7dec-4d00-a765-00a0c91e6bf6")]
 pub struct LockId(pub Uuid);
 
 impl LockId {
@@ -117,7 +119,22 @@ impl fmt::Display for LockId {
 }
 
 /// State of an output as the store has answered last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, FromRepr, IntoStaticStr)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    FromRepr,
+    IntoStaticStr,
+)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 #[repr(i64)]

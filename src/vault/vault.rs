@@ -13,11 +13,13 @@ use super::{
     types::{Facts, LockId, Owner, OwnerId, Standing, WatchedOutput},
 };
 use crate::{
+    config::Config,
     engine::{
         StoreUrl,
         sql::plain::{Kind, OpenSqlError, PlainTransaction, Row, SqlAccess, Statement, Value},
     },
     record::StoredOutput,
+    store::spend_status::SpendStatus,
     tx::{Network, Outpoint},
 };
 
@@ -37,14 +39,21 @@ pub struct VaultSettings {
     pub selection_ttl: Duration,
 }
 
+impl VaultSettings {
+    /// Takes the settings of a configuration (`store.network` and `vault.*`).
+    pub fn of(config: &Config) -> Self {
+        VaultSettings {
+            network: config.store.network,
+            lease: Duration::from_millis(config.vault.lease_ms),
+            longest_lease: Duration::from_millis(config.vault.longest_lease_ms),
+            selection_ttl: Duration::from_millis(config.vault.selection_ttl_ms),
+        }
+    }
+}
+
 impl Default for VaultSettings {
     fn default() -> Self {
-        VaultSettings {
-            network: Network::Main,
-            lease: Duration::from_secs(60),
-            longest_lease: Duration::from_secs(24 * 3_600),
-            selection_ttl: Duration::from_secs(300),
-        }
+        Self::of(&Config::default())
     }
 }
 
@@ -56,7 +65,7 @@ impl Default for VaultSettings {
 pub struct Vault {
     pub(super) database: VaultDatabase,
     pub(super) source: Arc<dyn OutputSource>,
-    pub(super) settings: VaultSettings,
+    pub(crate) settings: VaultSettings,
 }
 
 /// Reason why a vault cannot be opened.
@@ -118,23 +127,24 @@ impl Vault {
         self.database.close().await;
     }
 
+    /// Asks the store whether outputs can be spent in the next block, whether the vault knows the outputs or not.
+    /// `result[i]` belongs to `outpoints[i]`.
+    pub async fn statuses(&self, outpoints: &[Outpoint]) -> Vec<Result<SpendStatus, VaultError>> {
+        match self.source.tip().await {
+            Ok(tip) => {
+                let states = self.source.ask(outpoints, tip.height.saturating_add(1)).await;
+                states.into_iter().map(|state| Ok(state?.status)).collect()
+            }
+            Err(error) => outpoints.iter().map(|_| Err(error.clone().into())).collect(),
+        }
+    }
+
     /// Returns the last block of the longest chain.
     ///
     /// # Errors
     /// The store does not answer.
     pub async fn tip(&self) -> Result<SourceTip, VaultError> {
         Ok(self.source.tip().await?)
-    }
-
-    /// Frees the outputs of locks whose leases are over; returns the number of locks.
-    ///
-    /// # Errors
-    /// The database does not answer.
-    pub async fn end_expired_locks(&self) -> Result<usize, VaultError> {
-        transact!(self.database, |transaction| async {
-            let moment = read_moment(&mut transaction).await?;
-            end_expired(&mut transaction, moment.now).await
-        })
     }
 
     /// Asks the store about outputs before they are handed out, and records the answers that differ from the rows.

@@ -100,7 +100,8 @@ fn every_command_of_the_walk_answers_as_the_document_says() {
     let text = fs::read_to_string(format!("{}/{DOCUMENT}", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let sessions = read_sessions(&text);
     assert!(sessions.len() > 15, "{}", sessions.len());
-    for path in crate::openapi::DESCRIPTION["paths"].as_object().unwrap().keys() {
+    let paths = crate::openapi::DESCRIPTION["paths"].as_object().unwrap().keys();
+    for path in paths.filter(|path| !path.starts_with("/v1/vault")) {
         // The literal parts of the path, in their order in one line of a session.
         let parts: Vec<&str> = path.split(['{', '}']).step_by(2).filter(|part| part.len() > 1).collect();
         let is_asked = sessions.iter().flat_map(|session| session.commands.lines()).any(|line| {

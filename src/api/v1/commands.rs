@@ -174,18 +174,18 @@ pub async fn post_commands(
     reading.reserve(longest.unwrap_or(0) * BYTES_PER_BYTE)?;
     let commands: Vec<PendingCommand> = commands.into_iter().zip(0..).map(to_pending).collect::<Result<_, _>>()?;
     drop(reading);
-    let broker = context.broker()?;
-    let publisher = context.publisher().await?;
+    let log = context.log()?;
+    let publisher = log.publisher(&context.limits).await?;
     let _permit = context.limits.open_stream()?;
-    let sharing = (publisher.producer(), context.outcomes()?);
-    let client = CommandClient::following(broker.as_ref(), sharing, &context.topics, &commands);
+    let sharing = (publisher.producer(), &log.outcomes);
+    let client = CommandClient::following(log.broker.as_ref(), sharing, &context.topics, &commands);
     let client = context.limits.bound("the log", client).await?;
     let client = client.map_err(|error| Problem::unavailable(error.to_string()))?;
     place.leave();
     let publish_within = context.limits.timeout;
     let (answers, failure) = client.submit(&commands, publish_within, wait).await;
     if answers.iter().any(|answer| answer.is_client_unusable) {
-        context.give_up_publisher(&publisher).await;
+        log.give_up_publisher(&publisher).await;
     }
     let published = answers.iter().filter(|answer| answer.chain_offset.is_some()).count();
     let all = answers.len();

@@ -193,7 +193,7 @@ pub async fn load_history(
         Some("earliest") => Some(HistoryPosition::default()),
         cursor => cursor.map(parse_cursor).transpose()?,
     };
-    let (store, broker) = (context.store()?, context.broker()?);
+    let (store, broker) = (context.store()?, context.log()?.broker.clone());
     let stored = context.bound_store(TxReader::of(&store).get(txid, ReadFields::default())).await??;
     let stored = stored.ok_or_else(|| unknown_transaction(txid))?;
     let created_at = stored.master.master.as_deref().map_or(0, |bins| bins.created_at);

@@ -9,17 +9,14 @@ use std::{
 };
 
 use axum::extract::FromRef;
-use tokio::{
-    sync::{Mutex as AsyncMutex, watch},
-    task::JoinError,
-};
+use tokio::{sync::watch, task::JoinError};
 
+use super::log::LogAccess;
 use crate::{
     api::{access::AccessControl, byte_budget::RequestBytes, limits::HttpLimits, problem::Problem},
     broker::Broker,
-    client::{EventPublisher, outcome_feed::OutcomeFeed},
     config::{Config, Topics},
-    embed::{Store, opening::open_event_bodies},
+    embed::Store,
     record::BlockRecord,
     status::{Health, health::Condition},
     store::{StateStore, block_index::BlockIndex, chain::ChainInfo, queries::BlockName},
@@ -80,37 +77,10 @@ pub struct ApiContext {
     /// Tokens and their roles.
     pub access: AccessControl,
     pub(super) store: StoreSource,
-    log: Option<Arc<ApiLog>>,
+    log: Option<Arc<LogAccess>>,
     pub(super) topics: Topics,
     chain: Arc<Mutex<Option<(Instant, ChainInfo)>>>,
     blocks: BlockIndex,
-}
-
-/// The log of a server, with what is opened at the first request.
-struct ApiLog {
-    broker: Arc<dyn Broker>,
-    config: Config,
-    /// `None`: not opened yet, or given up.
-    publisher: AsyncMutex<Option<Arc<EventPublisher>>>,
-    outcomes: OutcomeFeed,
-}
-
-impl ApiLog {
-    /// Opens the publisher, with the object store for the bodies of large transactions.
-    ///
-    /// # Errors
-    /// 503 while the log does not answer, or the object store cannot be opened.
-    async fn open_publisher(&self) -> Result<EventPublisher, Problem> {
-        let topics = self.config.kafka.topics.clone();
-        let publisher = EventPublisher::open(self.broker.as_ref(), topics).await;
-        let publisher = publisher.map_err(|error| Problem::unavailable(error.to_string()))?;
-        let bodies = open_event_bodies(&self.config).await;
-        let bodies = bodies.map_err(|error| Problem::unavailable(error.to_string()))?;
-        Ok(match bodies {
-            Some(bodies) => publisher.with_bodies(bodies),
-            None => publisher,
-        })
-    }
 }
 
 impl ApiContext {
@@ -123,10 +93,7 @@ impl ApiContext {
         broker: Option<Arc<dyn Broker>>,
     ) -> Self {
         let topics = config.kafka.topics.clone();
-        let log = broker.map(|broker| {
-            let outcomes = OutcomeFeed::new(broker.clone(), topics.outcomes.as_str());
-            Arc::new(ApiLog { broker, config: config.clone(), publisher: AsyncMutex::default(), outcomes })
-        });
+        let log = broker.map(|broker| Arc::new(LogAccess::new(broker, config)));
         ApiContext { limits, access, store, log, topics, chain: Arc::default(), blocks: BlockIndex::default() }
     }
 
@@ -138,49 +105,11 @@ impl ApiContext {
         Ok(self.store.get()?.with_read_limit(self.limits.read_limit()))
     }
 
-    /// Returns the log for one request.
+    /// Returns the log of the process.
     ///
     /// # Errors
     /// 503 in a process without a log.
-    pub(super) fn broker(&self) -> Result<Arc<dyn Broker>, Problem> {
-        self.log().map(|log| log.broker.clone())
-    }
-
-    /// Returns the feed of the outcomes.
-    ///
-    /// # Errors
-    /// 503 in a process without a log.
-    pub(super) fn outcomes(&self) -> Result<&OutcomeFeed, Problem> {
-        self.log().map(|log| &log.outcomes)
-    }
-
-    /// Returns the publisher of events.
-    ///
-    /// # Errors
-    /// 503 in a process without a log, and while the log does not answer.
-    pub(super) async fn publisher(&self) -> Result<Arc<EventPublisher>, Problem> {
-        let log = self.log()?;
-        let open = async {
-            let mut kept = log.publisher.lock().await;
-            if let Some(publisher) = kept.as_ref() {
-                return Ok(publisher.clone());
-            }
-            Ok(kept.insert(Arc::new(log.open_publisher().await?)).clone())
-        };
-        self.limits.bound("the log", open).await?
-    }
-
-    /// Gives up a publisher whose producer has failed for good: the next request opens another one.
-    pub(super) async fn give_up_publisher(&self, failed: &Arc<EventPublisher>) {
-        let Ok(log) = self.log() else { return };
-        let mut kept = log.publisher.lock().await;
-        if kept.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, failed)) {
-            tracing::error!("http: the producer has failed for good; the next request opens another one");
-            *kept = None;
-        }
-    }
-
-    fn log(&self) -> Result<&ApiLog, Problem> {
+    pub(super) fn log(&self) -> Result<&LogAccess, Problem> {
         self.log.as_deref().ok_or_else(|| Problem::unavailable("this server has no log"))
     }
 

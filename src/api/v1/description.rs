@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::{OpenApi, security::SecurityRequirement};
 
 use super::params::OCTET_STREAM;
-use crate::api::{access::Role, problem::PROBLEM_JSON};
+use crate::api::problem::PROBLEM_JSON;
 
 /// Name of the security scheme.
 const TOKEN: &str = "token";
@@ -24,8 +24,7 @@ const WITH_BODY: [(&str, &str); 2] =
 
 /// Notes on each operation of a part of the routes the role that a token needs. Without a token file no token is
 /// needed.
-pub fn require_role(document: &mut OpenApi, role: Role) {
-    let role: &'static str = role.into();
+pub fn require_role(document: &mut OpenApi, role: &str) {
     for item in document.paths.paths.values_mut() {
         for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
             operation.security = Some(vec![SecurityRequirement::default(), SecurityRequirement::new(TOKEN, [role])]);
@@ -41,10 +40,12 @@ pub fn complete(document: &OpenApi) -> Value {
         "type": "http",
         "scheme": "bearer",
         "description": "Needed where the server has a token file (`http.tokens_file`). An operation names the role of \
-                        the token: `read`, `submit` or `command`; a role includes the ones before.",
+                        the token: `read`, `submit` or `command`; a role includes the ones before. A token of the role \
+                        `wallet` names its owners (`wallet:alice,bob`); a token of the role `command` has the rights \
+                        of all owners.",
     }});
     // A field that `fields` does not select is absent.
-    if let Some(schema) = document["components"]["schemas"]["TransactionData"].as_object_mut() {
+    if let Some(Value::Object(schema)) = document.pointer_mut("/components/schemas/TransactionData") {
         schema.remove("required");
     }
     widen_numbers(&mut document);
@@ -160,6 +161,9 @@ mod tests {
                 roles.push((path.as_str(), method.as_str(), operation["security"][1][TOKEN][0].as_str().unwrap()));
             }
         }
+        let (vault, mut roles): (Vec<_>, Vec<_>) =
+            roles.into_iter().partition(|(path, ..)| path.starts_with("/v1/vault"));
+        assert!(vault.iter().all(|(.., role)| *role == "wallet") && vault.len() == 14, "{vault:?}");
         roles.retain(|(.., role)| *role != "read");
         assert_eq!(roles, [("/v1/commands", "post", "command"), ("/v1/transactions", "post", "submit")]);
         assert!(document["components"]["schemas"]["TransactionData"]["required"].is_null());

@@ -12,6 +12,8 @@
 //! | `outcomes` | the outcomes as server-sent events |
 //! | `description` | what the description of all routes shares |
 //! | `binary` | the binary form of the batches (`schemas/api-batches.md`) |
+//! | `vault` | outputs of owners, soft locks and coin selection, where the process has a vault |
+//! | `log` | the log: publisher and outcomes |
 //! | `params`, `memory` | parameters and bodies of requests; the memory that answers need |
 
 mod batches;
@@ -21,6 +23,7 @@ mod commands;
 mod conflicts;
 mod context;
 mod description;
+mod log;
 mod memory;
 mod model;
 mod outcomes;
@@ -28,11 +31,13 @@ mod outputs;
 mod params;
 mod submit;
 mod transactions;
+#[cfg(feature = "vault")]
+mod vault;
 
 use axum::{
     Router,
     extract::{Request, State},
-    http::header,
+    http::{HeaderMap, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
@@ -41,16 +46,20 @@ use utoipa::{OpenApi, openapi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    access::Role,
+    access::{AccessControl, Role},
     problem::{Problem, ProblemKind},
 };
 
 pub use conflicts::load_history;
 pub use context::{ApiContext, StoreSource};
+#[cfg(feature = "vault")]
+pub use log::LogAccess;
 pub use memory::estimate_body;
 pub use model::{OutputStatus, OutputView};
 pub use params::{NoParams, Params, PathParts};
 pub use transactions::{ListPart, begin_list};
+#[cfg(feature = "vault")]
+pub use vault::{VaultContext, router as vault_router};
 
 #[derive(OpenApi)]
 #[openapi(info(
@@ -87,7 +96,7 @@ fn routes(context: &ApiContext) -> (Router<ApiContext>, openapi::OpenApi) {
 
 /// Requires a role for each of these routes, and says so in the description.
 fn with_role(mut routes: OpenApiRouter<ApiContext>, context: &ApiContext, role: Role) -> OpenApiRouter<ApiContext> {
-    description::require_role(routes.get_openapi_mut(), role);
+    description::require_role(routes.get_openapi_mut(), role.into());
     routes.route_layer(middleware::from_fn_with_state((context.clone(), role), require_role))
 }
 
@@ -116,11 +125,21 @@ async fn require_role(State((context, role)): State<(ApiContext, Role)>, request
     if let Err(problem) = context.access.permit(request.headers(), role) {
         return problem.into_response();
     }
-    if role > Role::Read && !context.access.needs_token() && request.headers().contains_key(header::ORIGIN) {
-        let detail = "requests of web pages are refused where the API has no tokens (http.tokens_file)";
-        return Problem::new(ProblemKind::Forbidden, detail).into_response();
+    if role > Role::Read
+        && let Err(problem) = refuse_web_pages(&context.access, request.headers())
+    {
+        return problem.into_response();
     }
     next.run(request).await
+}
+
+/// Refuses a request of a web page where the server has no tokens.
+fn refuse_web_pages(access: &AccessControl, headers: &HeaderMap) -> Result<(), Problem> {
+    if access.needs_token() || !headers.contains_key(header::ORIGIN) {
+        return Ok(());
+    }
+    let detail = "requests of web pages are refused where the API has no tokens (http.tokens_file)";
+    Err(Problem::new(ProblemKind::Forbidden, detail))
 }
 
 #[cfg(test)]
@@ -135,13 +154,21 @@ mod tests {
     };
 
     /// `UPDATE_OPENAPI=1` writes the file.
+    #[cfg(feature = "vault")]
     #[test]
     fn the_description_in_schemas_is_that_of_the_routes() {
         let config = Config::default();
         let store = StoreSource::Reader(Box::new(testing::store(7)));
         let context = ApiContext::new(&config, HttpLimits::new(&config.http), AccessControl::open(), store, None);
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas/openapi.json");
-        let document = document_text(&document(&context));
+        let mut document = document(&context);
+        // One file describes the routes of all processes.
+        let vault = vault::document();
+        for part in ["/paths", "/components/schemas"] {
+            let further = vault.pointer(part).and_then(|part| part.as_object()).unwrap();
+            document.pointer_mut(part).and_then(|part| part.as_object_mut()).unwrap().extend(further.clone());
+        }
+        let document = document_text(&document);
         if std::env::var_os("UPDATE_OPENAPI").is_some() {
             fs::write(&path, &document).unwrap();
         }

@@ -273,6 +273,8 @@ pub struct OutputView {
     pub outpoint: String,
     /// `OK`: a spend at the height is accepted. Otherwise the first obstacle.
     pub status: OutputStatus,
+    /// Obstacle by the name of the reference document, where it has one; `UNSPENT`: none.
+    pub code: String,
     /// Status in words, with the reason of a conflict.
     pub detail: String,
     /// Input that spends the output; `null`: unspent.
@@ -286,6 +288,8 @@ pub struct OutputView {
     pub satoshis: Option<u64>,
     /// Locking script, hexadecimal; `null`: not known or not asked for.
     pub script: Option<String>,
+    /// Height of the block of the longest chain that lists the transaction; `null`: none, or not asked for.
+    pub mined_height: Option<u32>,
 }
 
 /// Status of an output: the reference document's words for readers.
@@ -346,12 +350,14 @@ impl From<&OutputState> for OutputView {
         OutputView {
             outpoint: state.outpoint.to_string(),
             status: OutputStatus::from(&state.status),
+            code: state.status.code().to_owned(),
             detail: state.status.to_string(),
             spender: state.spender.filter(|spender| *spender != FROZEN_SPENDER).map(spender),
             height: status_height(&state.status),
             utxo_hash: state.utxo_hash.map(|hash| hash.to_string()),
             satoshis: output.as_ref().map(|output| output.satoshis),
             script: output.map(|output| output.script),
+            mined_height: state.mined_height,
         }
     }
 }

@@ -81,7 +81,7 @@ pub async fn get_outcomes(
         "earliest" => Some(None),
         id => Some(Some(id.parse::<FeedPosition>().map_err(|_| bad_position())?)),
     };
-    let feed = context.outcomes()?;
+    let feed = &context.log()?.outcomes;
     let permit = context.limits.open_stream()?;
     let open = async {
         match start {

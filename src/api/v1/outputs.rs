@@ -61,6 +61,8 @@ pub struct OutputParams {
     height: Option<u32>,
     /// `true`: with amount and locking script. Default: `true` for one output, `false` for a batch.
     output: Option<bool>,
+    /// `true`: with the height of the block that lists the transaction. Default: `false`.
+    mined: Option<bool>,
 }
 
 /// Keys of a batch of outputs.
@@ -326,5 +328,6 @@ async fn options(
         Some(height) => height,
         None => context.next_height(store).await?,
     };
-    Ok(OutputOptions { height: Some(height), output: params.output.unwrap_or(output), ..OutputOptions::default() })
+    let (output, mined) = (params.output.unwrap_or(output), params.mined.unwrap_or(false));
+    Ok(OutputOptions { height: Some(height), output, mined })
 }

@@ -1,20 +1,14 @@
 //! Parameters of requests: an unknown or malformed one is refused by its name.
 
-use std::{
-    fmt::{self, Display},
-    marker::PhantomData,
-    str::FromStr,
-};
+use std::{fmt::Display, str::FromStr};
 
 use axum::{
     extract::{FromRequestParts, Path, Query, rejection::PathRejection},
     http::{HeaderMap, header, request::Parts},
 };
-use serde::{
-    Deserialize, Deserializer,
-    de::{DeserializeOwned, Error as _, SeqAccess, Visitor},
-};
+use serde::de::DeserializeOwned;
 
+pub use crate::text::bounded_list::BoundedList;
 use crate::{
     api::problem::{Problem, ProblemKind},
     engine::{EngineError, ErrorKind},
@@ -69,41 +63,6 @@ pub fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     let parsed = parsed.map_err(|error| refuse(&error))?;
     reader.end().map_err(|error| refuse(&error))?;
     Ok(parsed)
-}
-
-/// A list of a request in JSON, of at most [`LONGEST_LIST`] elements. An element can need many times the memory of its
-/// text.
-#[derive(Debug)]
-pub struct BoundedList<T>(pub Vec<T>);
-
-/// Most elements of a list of a request in JSON: the greatest value of `http.max_batch`.
-const LONGEST_LIST: usize = 100_000;
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for BoundedList<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(ListVisitor(PhantomData))
-    }
-}
-
-struct ListVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
-    type Value = BoundedList<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a list of at most {LONGEST_LIST} elements")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Self::Value, A::Error> {
-        let mut list = Vec::new();
-        while let Some(element) = elements.next_element()? {
-            if list.len() == LONGEST_LIST {
-                return Err(A::Error::custom(format!("a list has at most {LONGEST_LIST} elements")));
-            }
-            list.push(element);
-        }
-        Ok(BoundedList(list))
-    }
 }
 
 /// Refuses a body of another media type.
@@ -196,14 +155,6 @@ mod tests {
         assert_eq!(problem(ErrorKind::Fatal).status, 500);
         let missing = problem(ErrorKind::NoIndex);
         assert!(missing.status == 503 && missing.detail.contains("no index for the list"), "{missing:?}");
-    }
-
-    #[test]
-    fn a_list_has_a_bound() {
-        let list = |count: usize| serde_json::to_vec(&vec![0; count]).unwrap();
-        assert_eq!(parse_json::<BoundedList<u8>>(&list(LONGEST_LIST)).unwrap().0.len(), LONGEST_LIST);
-        let refused = parse_json::<BoundedList<u8>>(&list(LONGEST_LIST + 1)).unwrap_err();
-        assert!(refused.status == 400 && refused.detail.contains("at most 100000"), "{refused:?}");
     }
 
     #[test]

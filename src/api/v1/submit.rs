@@ -14,13 +14,14 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     context::{ApiContext, compute},
+    log::LogAccess,
     outputs::check_count,
     params::{BoundedList, JSON, OCTET_STREAM, Params, media_type, parse_json, require_media_type},
 };
 use crate::{
     api::{
         byte_budget::RequestBytes,
-        limits::{LimitedBody, RequestPlace},
+        limits::{HttpLimits, LimitedBody, RequestPlace},
         problem::{ExtendedProblem, Problem, ProblemKind},
     },
     blob::BlobErrorKind,
@@ -28,15 +29,17 @@ use crate::{
     client::{
         PublishError, PublishedEvent,
         outcome_feed::{OutcomeContent, OutcomeItem, OutcomeMessage, OutcomeReader},
+        submitted::SubmitOutcome,
     },
+    engine::EngineError,
     event::{Event, OutcomeChange, OutcomeKind, OutcomeSource, Validated},
-    record::{Key, Page, Reason, Selection, TxState, Verdict, build::HEIGHT_LIMIT},
+    record::{Key, Page, Reason, SelectedPage, Selection, TxState, Verdict, build::HEIGHT_LIMIT},
     store::{StateStore, chain::ChainInfo},
     tx::{Transaction, Txid},
 };
 
 /// Longest accepted wait for the outcomes.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Pause between two looks at the store, where no outcome comes: outcomes can be switched off.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -60,7 +63,7 @@ pub struct SubmitParams {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum WaitFor {
+pub(super) enum WaitFor {
     Live,
 }
 
@@ -84,13 +87,13 @@ pub struct SubmitAnswer {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SubmittedTransaction {
     /// Id of the transaction.
-    txid: String,
+    pub(super) txid: String,
     /// Topic that has the event.
-    topic: String,
+    pub(super) topic: String,
     /// Number of the partition.
-    partition: i32,
+    pub(super) partition: i32,
     /// Offset of the event in the partition.
-    offset: u64,
+    pub(super) offset: u64,
     /// Outcome of the transaction; absent without `wait`.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<SubmitOutcome>,
@@ -118,29 +121,6 @@ pub enum PublishedTransaction {
         /// Reason as a problem document.
         error: Problem,
     },
-}
-
-/// Outcome of a submitted transaction.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(tag = "status", rename_all = "lowercase")]
-pub enum SubmitOutcome {
-    /// The transaction is live: its outputs exist, and its inputs are spent by it. The log has the event, so that the
-    /// answer survives every failure of the store.
-    Live,
-    /// The transaction is conflicting.
-    Conflicting {
-        /// Reason of the verdict.
-        reason: String,
-    },
-    /// The event was refused, and has changed nothing.
-    Refused {
-        /// Class of the refusal: `DECODE`, `INVALID`, `SEED_MISMATCH`, `UNSUPPORTED`.
-        code: String,
-        /// Reason in one line.
-        message: String,
-    },
-    /// The wait was too short: the event is in the log, and is handled later.
-    Pending,
 }
 
 /// Publish transactions, a parent before its children.
@@ -225,10 +205,11 @@ pub async fn post_transactions(
     };
     // Opened before the events are published, so that no outcome is missed.
     let outcomes = match params.wait {
-        Some(WaitFor::Live) => Some((follow(&context).await?, context.limits.open_stream()?)),
+        Some(WaitFor::Live) => Some((context.log()?.follow(&context.limits).await?, context.limits.open_stream()?)),
         None => None,
     };
-    let mut submitted = match publish(&context, &transactions, &txids, height, params.locked.unwrap_or(false)).await? {
+    let (log, locked) = (context.log()?, params.locked.unwrap_or(false));
+    let mut submitted = match publish((log, &context.limits), &transactions, &txids, height, locked).await? {
         Ok(submitted) => submitted,
         Err(partly) => return Ok(partly.into_response()),
     };
@@ -261,27 +242,21 @@ fn check_height(height: u32, chain: &ChainInfo, most_ahead: u32) -> Result<u32, 
     Ok(height)
 }
 
-async fn follow(context: &ApiContext) -> Result<OutcomeReader, Problem> {
-    let feed = context.outcomes()?;
-    let reader = context.limits.bound("the log", feed.follow()).await?;
-    reader.map_err(|error| Problem::unavailable(error.to_string()))
-}
-
 /// Publishes the events together, in the order of the transactions. A transaction that the log has not acknowledged
 /// makes the whole answer a problem, which names what is published.
-async fn publish(
-    context: &ApiContext,
+pub(super) async fn publish(
+    (log, limits): (&LogAccess, &HttpLimits),
     transactions: &[Vec<u8>],
     txids: &[Txid],
     height: u32,
     locked: bool,
 ) -> Result<Result<Vec<SubmittedTransaction>, ExtendedProblem<PublishedTransactions>>, Problem> {
-    let publisher = context.publisher().await?;
+    let publisher = log.publisher(limits).await?;
     let event = |bytes| Event::Validated(Validated { tx: bytes, height, locked });
     let events: Vec<Event<'_>> = transactions.iter().map(|bytes| event(bytes)).collect();
-    let published = publisher.publish_all(&events, context.limits.timeout).await;
+    let published = publisher.publish_all(&events, limits.timeout).await;
     if published.iter().any(|published| published.as_ref().is_err_and(PublishError::is_client_unusable)) {
-        context.give_up_publisher(&publisher).await;
+        log.give_up_publisher(&publisher).await;
     }
     let submitted = published.into_iter().zip(txids).map(|(published, txid)| {
         let PublishedEvent { topic, partition, offset } = published.map_err(|error| refuse_publishing(txid, &error))?;
@@ -342,7 +317,7 @@ fn refuse(number: usize, why: &dyn std::fmt::Display) -> Problem {
 }
 
 /// Checks what a transaction alone shows, so that no event is published for a transaction that would be refused.
-fn check_transactions(transactions: &[Vec<u8>]) -> Result<Vec<Txid>, Problem> {
+pub(super) fn check_transactions(transactions: &[Vec<u8>]) -> Result<Vec<Txid>, Problem> {
     if transactions.is_empty() {
         return Err(Problem::bad_request("the request has no transaction"));
     }
@@ -360,8 +335,8 @@ fn check_transactions(transactions: &[Vec<u8>]) -> Result<Vec<Txid>, Problem> {
 /// Waits until each transaction has its outcome, or until the deadline. The store is asked, too: outcomes can be
 /// switched off, and an event that changes nothing has none. Once the events are in the log no failure takes their
 /// places back: an unknown outcome is pending.
-async fn wait_for_outcomes(
-    store: &StateStore,
+pub(super) async fn wait_for_outcomes(
+    lookup: &impl TransactionLookup,
     submitted: &[SubmittedTransaction],
     txids: &[Txid],
     mut outcomes: OutcomeReader,
@@ -373,7 +348,7 @@ async fn wait_for_outcomes(
     loop {
         if Instant::now() >= next_look {
             let is_last = Instant::now() + LOOK_EVERY >= deadline;
-            match tokio::time::timeout_at(deadline, awaited.look(store, is_last)).await {
+            match tokio::time::timeout_at(deadline, awaited.look(lookup, is_last)).await {
                 Ok(()) => {}
                 Err(_) => break,
             }
@@ -394,6 +369,27 @@ async fn wait_for_outcomes(
         }
     }
     awaited.found
+}
+
+/// Store in which submitted transactions are looked up.
+pub(super) trait TransactionLookup: Sync {
+    /// Looks for transactions; `None`: the outcome is open. `is_last`: no later look follows. `result[i]` belongs to
+    /// `txids[i]`.
+    fn look(&self, txids: &[Txid], is_last: bool) -> impl Future<Output = Vec<Option<SubmitOutcome>>> + Send;
+}
+
+impl TransactionLookup for StateStore {
+    async fn look(&self, txids: &[Txid], is_last: bool) -> Vec<Option<SubmitOutcome>> {
+        let pages = txids.iter().map(|txid| (Key::master(*txid), Selection::default())).collect();
+        let outcome = |master: Result<Option<SelectedPage>, EngineError>| {
+            let master = master.unwrap_or_else(|error| {
+                tracing::warn!(%error, "http: cannot look for a submitted transaction");
+                None
+            });
+            master.and_then(|master| stored_outcome(&master.page, is_last))
+        };
+        self.read_selected(pages).await.into_iter().map(outcome).collect()
+    }
 }
 
 /// Submitted transactions that wait for their outcomes.
@@ -423,17 +419,13 @@ impl<'a> AwaitedTransactions<'a> {
         }
     }
 
-    /// Looks for the transactions without an outcome in the store. `is_last`: no later look follows.
-    async fn look(&mut self, store: &StateStore, is_last: bool) {
+    /// Looks for the transactions without an outcome. `is_last`: no later look follows.
+    async fn look(&mut self, lookup: &impl TransactionLookup, is_last: bool) {
         let is_pending = |index: &usize| self.found[*index] == SubmitOutcome::Pending;
         let pending: Vec<usize> = (0..self.txids.len()).filter(is_pending).collect();
-        let pages = pending.iter().map(|index| (Key::master(self.txids[*index]), Selection::default())).collect();
-        for (index, master) in pending.into_iter().zip(store.read_selected(pages).await) {
-            let master = master.unwrap_or_else(|error| {
-                tracing::warn!(%error, "http: cannot look for a submitted transaction");
-                None
-            });
-            if let Some(outcome) = master.and_then(|master| stored_outcome(&master.page, is_last)) {
+        let txids: Vec<Txid> = pending.iter().map(|index| self.txids[*index]).collect();
+        for (index, outcome) in pending.into_iter().zip(lookup.look(&txids, is_last).await) {
+            if let Some(outcome) = outcome {
                 self.found[index] = outcome;
             }
         }

@@ -89,7 +89,7 @@ impl Beside {
     async fn until(&self, name: &str, what: &str, is_reached: impl Fn(&Balance) -> bool) {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
-            let balance = self.vault.balance(&owner(name)).await.unwrap();
+            let balance = self.vault.balance(&owner(name)).await.unwrap().balance;
             if is_reached(&balance) {
                 return;
             }
@@ -245,20 +245,21 @@ async fn a_script_that_is_added_later_finds_its_earlier_outputs() {
         beside.world.validate(&pay(&[seed.coin(2)], &[(50_000, ALICE)], 4)).await;
         beside.until("alice", "the new output", |balance| balance.foreign_unconfirmed.satoshis == 50_000).await;
 
-        let report = beside
-            .vault
-            .rescan_store(&Store::of_state_store(beside.world.store.clone()), watched.version - 1)
-            .await
-            .unwrap();
-        assert_eq!(report.found, 2, "{url}: the unmined spend of an output does not hide the output");
-        beside.until("alice", "the mined output", |balance| balance.available.satoshis == 300_000).await;
-
         let rescan = Rescan {
             vault: beside.vault.clone(),
             broker: Arc::new(beside.world.broker.clone()),
             topics: fake_store::topics(),
             bodies: None,
+            store: Some(Store::of_state_store(beside.world.store.clone())),
         };
+        rescan.begin_store(watched.version - 1).await.unwrap();
+        assert_eq!(rescan.pending().await.unwrap().len(), 1);
+        let report = rescan.run(&CancellationToken::new()).await.unwrap();
+        assert_eq!(report.found, 2, "{url}: the unmined spend of an output does not hide the output");
+        beside.until("alice", "the mined output", |balance| balance.available.satoshis == 300_000).await;
+
+        let rescan = Rescan { store: None, ..rescan };
+        assert!(rescan.begin_store(0).await.unwrap_err().to_string().contains("has no store open"));
         // A rescan for scripts that were added still later does not take the place of this one.
         let carol = NewScript { script: bytes::Bytes::from_static(&[0x51, 3, 3]), address: None };
         let later = beside.vault.watch(&owner("carol"), &[carol]).await.unwrap();
@@ -289,17 +290,21 @@ async fn a_submitted_transaction_locks_its_own_outputs() {
         let issue = pay(&[seed.coin(0)], &[(600_000, ALICE), (400_000, BOB)], 1);
         let (vault, alice) = (&beside.vault, owner("alice"));
         let session = vault.open_session(&alice, None, None).await.unwrap();
-        assert_eq!(vault.note_submission(&alice, session.lock_id, &issue.extended).await.unwrap(), 1);
-        assert_eq!(vault.note_submission(&alice, session.lock_id, &issue.extended).await.unwrap(), 1, "a repeat");
+        assert_eq!(vault.submission(&alice, session.lock_id, &issue.extended).unwrap().note().await.unwrap(), 1);
+        assert_eq!(
+            vault.submission(&alice, session.lock_id, &issue.extended).unwrap().note().await.unwrap(),
+            1,
+            "a repeat"
+        );
         beside.world.validate(&issue).await;
         beside.world.bring(1, &MadeBlock::new(1, 101, &coinbase(1), &[&issue])).await;
         beside.until("alice", "issued to the session", |balance| balance.soft_locked.satoshis == 600_000).await;
         let others = vault.select(&alice, &SelectionRequest::new(1, Fee::Fixed(0))).await.unwrap_err();
         assert!(matches!(others, VaultError::InsufficientBalance { locked: 600_000, .. }), "{others}");
-        let error = vault.note_submission(&alice, super::lock(99), &issue.extended).await.unwrap_err();
+        let error = vault.submission(&alice, super::lock(99), &issue.extended).unwrap().note().await.unwrap_err();
         assert!(matches!(error, VaultError::NoLock(_)), "{error}");
         vault.soft_lock_release(&alice, session.lock_id, None).await.unwrap();
-        let error = vault.note_submission(&alice, session.lock_id, &issue.extended).await.unwrap_err();
+        let error = vault.submission(&alice, session.lock_id, &issue.extended).unwrap().note().await.unwrap_err();
         assert!(matches!(error, VaultError::LockEnded(_)), "{error}");
         beside.until("alice", "free", |balance| balance.available.satoshis == 600_000).await;
         beside.stop().await;

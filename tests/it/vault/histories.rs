@@ -16,7 +16,7 @@ use utxo_store::{
     rng::SplitMix64,
     store::spend_status::SpendStatus,
     tx::{Outpoint, Txid},
-    vault::{Fee, LockCondition, LockId, SelectionRequest, Strategy, Terms, VaultError},
+    vault::{Asker, AskerSettings, Fee, LockCondition, LockId, SelectionRequest, Strategy, Terms, VaultError},
 };
 
 use super::{fake_store::FakeWorld, lock, on_each_database, outpoint, owner};
@@ -170,7 +170,7 @@ impl History {
         let name = owner(OWNERS[owner_number]);
         // A commit that was on its way when the request was dropped is done first: SQLite has one writer, and
         // PostgreSQL works on it without a client.
-        self.world.vault.end_expired_locks().await.unwrap();
+        Asker::new(self.world.vault.clone(), AskerSettings::default()).end_expired_locks().await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
         if self.world.vault.locks(&name).await.unwrap().iter().any(|lock| lock.id == id) {
             self.model.owners.insert(id, owner_number);
@@ -316,7 +316,7 @@ impl History {
                     assert_eq!(found, output.lock, "the lock of {at}");
                 }
             }
-            let balance = self.world.vault.balance(&owner(name)).await.unwrap();
+            let balance = self.world.vault.balance(&owner(name)).await.unwrap().balance;
             let own = || self.model.outputs.values().filter(|output| output.owner == number && !output.is_spent);
             let free: u64 = own().filter(|output| output.lock.is_none()).map(|output| output.satoshis).sum();
             let locked: u64 = own().filter(|output| output.lock.is_some()).map(|output| output.satoshis).sum();

@@ -98,7 +98,7 @@ async fn confirmations_and_scripts_limit_a_selection() {
         assert_eq!(sum(3, false).await, 3_000);
         assert_eq!(sum(0, false).await, 10_000, "the unconfirmed output is no change of alice");
         assert_eq!(sum(0, true).await, 15_000);
-        let balance = vault.balance(&alice).await.unwrap();
+        let balance = vault.balance(&alice).await.unwrap().balance;
         assert_eq!((balance.available.satoshis, balance.immature.satoshis), (10_000, 6_000));
         assert_eq!((balance.foreign_unconfirmed.satoshis, balance.foreign_unconfirmed.outputs), (5_000, 1));
         let unknown = SelectionRequest { scripts: vec![super::script("x").into()], ..request(1) };
@@ -127,7 +127,7 @@ async fn a_repeat_of_a_request_has_the_same_answer() {
         let second = SelectionRequest { request_id: Some("second".parse().unwrap()), ..request(9_500) };
         assert!(matches!(vault.select(&alice, &second).await, Err(VaultError::Source(_))));
         world.store.set_away(false);
-        assert_eq!(vault.balance(&alice).await.unwrap().soft_locked.outputs, 0);
+        assert_eq!(vault.balance(&alice).await.unwrap().balance.soft_locked.outputs, 0);
         assert_eq!(vault.select(&alice, &second).await.unwrap().outputs.len(), 4);
     })
     .await;
@@ -145,7 +145,7 @@ async fn an_output_that_the_store_has_lost_is_not_handed_out() {
         world.store.change(outpoint(3), |state| state.mined_height = None);
         let selected = vault.select(&alice, &request(1_500)).await.unwrap();
         assert_eq!(numbers(&selected), [2], "4 is spent, and 3 is unconfirmed after a reorg");
-        assert_eq!(vault.balance(&alice).await.unwrap().soft_locked.outputs, 1);
+        assert_eq!(vault.balance(&alice).await.unwrap().balance.soft_locked.outputs, 1);
     })
     .await;
 }
@@ -174,7 +174,7 @@ async fn requesters_at_once_share_no_output_and_fail_only_for_lack_of_money() {
                 assert!(taken.insert(output.outpoint), "{} was handed out twice", output.outpoint);
             }
         }
-        assert_eq!(world.vault.balance(&owner("alice")).await.unwrap().soft_locked.outputs, taken.len() as u64);
+        assert_eq!(world.vault.balance(&owner("alice")).await.unwrap().balance.soft_locked.outputs, taken.len() as u64);
     })
     .await;
 }

@@ -83,7 +83,7 @@ async fn amounts_that_no_output_can_have_are_left_out_and_sums_are_never_out_of_
             world.publish_output(Outpoint { txid: Txid([9; 32]), vout }, "alice", all).await;
         }
         world.settle().await;
-        let pending = world.vault.balance(&owner("alice")).await.unwrap().pending;
+        let pending = world.vault.balance(&owner("alice")).await.unwrap().balance.pending;
         assert_eq!((pending.outputs, pending.satoshis), (5_000, 5_000 * all), "{url}");
     })
     .await;

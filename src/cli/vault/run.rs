@@ -1,0 +1,165 @@
+//! `utxo-store vault run`: follows the log, asks the store, and answers wallets over HTTP.
+
+use std::{convert::Infallible, path::PathBuf, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    blob::Intent,
+    cli::{
+        CliResult, ConfigArgs, Failure, UsageError, block_on,
+        offline::StoreArgs,
+        opening::{self, Monitoring},
+        serving::{self, HttpOptions, VaultSource},
+        signals, wiring,
+    },
+    config::Config,
+    embed::Store,
+    status::{Health, health::Condition},
+    telemetry::VaultMetrics,
+    vault::{AskerSettings, HttpStore, OutputSource, OwnStore, Vault, VaultParts, VaultService, VaultSettings},
+};
+
+const AFTER_HELP: &str = "\
+The vault reads the log with a consumer group of its own (vault.group), keeps the outputs of watched scripts in
+vault.url, and serves /v1/vault beside metrics and health (docs/operating/vault.md). Any number of processes share a
+database of PostgreSQL; a file of SQLite has one process. A store in a directory belongs to its instance: set
+vault.answers_url to the address of an instance with http.api = true.
+
+At SIGTERM or SIGINT the vault records the events that it has read, and exits with code 0. A kill loses nothing: events
+are read again from the positions in the database, and reservations are there or are not.
+
+Example: UTXO_STORE__VAULT__URL=sqlite:///var/lib/utxo-store/vault.sqlite utxo-store vault run";
+
+/// Time between two looks at the database, at the store and at the counts.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Command-line arguments of `utxo-store vault run`.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct VaultRunArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// File for the bound address, written once the server listens
+    #[arg(long, value_name = "PATH", hide = true)]
+    http_address_file: Option<PathBuf>,
+    /// Exit at once (code 3) when standard input ends, as it does when the parent process ends
+    #[arg(long, hide = true)]
+    exit_with_stdin: bool,
+}
+
+impl VaultRunArgs {
+    pub(super) fn run(self) -> CliResult {
+        let config = self.config.load()?;
+        opening::start_logging(&config)?;
+        if self.exit_with_stdin {
+            signals::exit_with_stdin()?;
+        }
+        block_on(self.serve(config))
+    }
+
+    async fn serve(self, mut config: Config) -> CliResult {
+        // The routes of the vault are what the process is for, and it has no loops to control.
+        (config.http.api, config.http.control) = (true, false);
+        config.http.check_access().map_err(|problem| UsageError(format!("vault run: {problem}")))?;
+        let Some(url) = config.vault.url.clone() else {
+            return Err(UsageError("vault.url is not set: name the database of the vault".to_owned()).into());
+        };
+        let shutdown = CancellationToken::new();
+        signals::cancel_on_signals(shutdown.clone())?;
+        let monitoring = Monitoring::new(&config);
+        let metrics = VaultMetrics::register(&monitoring.metrics)?;
+        let (source, store) = open_source(&config, self.config).await?;
+        let vault = Vault::open(&url, &wiring::sql_access(&config), source, VaultSettings::of(&config)).await?;
+        let broker = opening::open_broker(&config).await?;
+        let bodies = opening::open_event_bodies_for(Intent::Read, &config, &monitoring.metrics).await?;
+        let parts = VaultParts {
+            vault: vault.clone(),
+            broker: broker.clone(),
+            topics: config.kafka.topics.clone(),
+            group: config.vault.group.clone(),
+            bodies,
+            store: store.clone(),
+            asker: AskerSettings::of(&config),
+        };
+        let service = tokio::select! {
+            service = VaultService::begin(parts) => service?,
+            () = shutdown.cancelled() => return Ok(()),
+        };
+        monitoring.health.set(Condition::Assigned, None);
+        let http_settings = config.http.clone();
+        let http = HttpOptions {
+            vault: Some(VaultSource { config, rescan: service.rescan(), broker, metrics: metrics.clone() }),
+            address_file: self.http_address_file,
+            ..HttpOptions::of(http_settings)
+        };
+        let work = Box::pin(async {
+            tokio::select! {
+                worked = service.run(&shutdown) => Ok(worked?),
+                never = watch(&service, &metrics, &monitoring.health) => match never {},
+            }
+        });
+        let served = serving::serve(&http, &monitoring, shutdown.clone(), work).await;
+        vault.close().await;
+        tracing::info!("vault: stopped");
+        if let Some(store) = store {
+            store.close().await?;
+        }
+        served
+    }
+}
+
+/// Opens the store of `vault.answers_url`, or the store of the configuration.
+async fn open_source(
+    config: &Config,
+    arguments: ConfigArgs,
+) -> Result<(Arc<dyn OutputSource>, Option<Store>), Failure> {
+    if let Some(url) = &config.vault.answers_url {
+        let token_file = config.vault.answers_token_file.as_ref().map(PathBuf::from);
+        let source = HttpStore::open(url, token_file);
+        return Ok((Arc::new(source.map_err(|error| UsageError(format!("vault.answers_url: {error}")))?), None));
+    }
+    let arguments = StoreArgs { config: arguments, ..StoreArgs::default() };
+    let (store, _) = arguments.open().await?;
+    let store = Store::owning(store);
+    Ok((Arc::new(OwnStore::of(&store)), Some(store)))
+}
+
+/// Reports in the health conditions whether the database and the store answer, and copies the counts to the metrics.
+async fn watch(service: &VaultService, metrics: &VaultMetrics, health: &Health) -> Infallible {
+    let counts = &service.counts;
+    let mut before = [0; 5];
+    loop {
+        let looked = async {
+            let totals = service.lock_totals().await?;
+            service.vault().tip().await?;
+            Ok::<_, crate::vault::VaultError>(totals)
+        };
+        match looked.await {
+            Ok(totals) => {
+                health.set(Condition::StoreReachable, None);
+                metrics.locks.set(i64::try_from(totals.locks).unwrap_or(i64::MAX));
+                metrics.locked_outputs.set(i64::try_from(totals.outputs).unwrap_or(i64::MAX));
+                metrics.oldest_lock_seconds.set(i64::try_from(totals.oldest.as_secs()).unwrap_or(i64::MAX));
+            }
+            Err(error) => health.set(Condition::StoreReachable, Some(error.to_string())),
+        }
+        metrics.lag_messages.set(i64::try_from(counts.follow.lag.load(Relaxed)).unwrap_or(i64::MAX));
+        metrics.tip_height.set(i64::try_from(counts.asker.tip.load(Relaxed)).unwrap_or(i64::MAX));
+        let now = [
+            counts.follow.messages.load(Relaxed),
+            counts.follow.outputs.load(Relaxed),
+            counts.asker.answers.load(Relaxed),
+            counts.asker.changes.load(Relaxed),
+            counts.rescanned.load(Relaxed),
+        ];
+        let counters =
+            [&metrics.messages, &metrics.outputs, &metrics.answers, &metrics.changed_answers, &metrics.rescanned];
+        for ((counter, now), before) in counters.into_iter().zip(now).zip(before) {
+            counter.inc_by(now.saturating_sub(before));
+        }
+        before = now;
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
