@@ -12,10 +12,11 @@ TIME ?= 600
 help: ## lists the recipes
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
 
-demo: setup ## reads real blocks, kills a process, compares with a rebuild: KEEP=1 leaves an instance to ask
+demo: setup ## reads real blocks, kills a process, compares with a rebuild: KEEP=1 leaves an instance; SCENARIO=wallets
 	@[ -x "$${CARGO_TARGET_DIR:-target}/demo/utxo-store" ] || \
 		echo "demo: compiling 300 crates first: three to four minutes on two cores, once"
-	@cargo run --profile demo --locked --no-default-features -- demo $(if $(KEEP),--contended --keep)
+	@cargo run --profile demo --locked --no-default-features $(if $(SCENARIO),--features vault) -- \
+		demo $(if $(SCENARIO),--scenario $(SCENARIO),$(if $(KEEP),--contended)) $(if $(KEEP),--keep)
 
 test: ## checks format and lints, runs all tests; the last line counts passed, failed and skipped tests
 	@scripts/setup.sh tests

@@ -11,6 +11,8 @@ mod report;
 mod rivalry;
 mod story;
 mod timeline;
+#[cfg(feature = "vault")]
+mod wallets;
 
 use std::{
     fs,
@@ -46,7 +48,9 @@ use crate::{
     config::{Brokers, Config},
     engine::StoreUrl,
     event::Topic,
-    generate::{Chain, DemoStep, Message, PreviousOutputs, ReorgInjector, Rivals, Scenario, SourceFile, Story},
+    generate::{
+        Chain, DemoStep, Message, PreviousOutputs, ReorgInjector, Rivals, Scenario, SourceFile, Story, UnknownScenario,
+    },
     instance,
     rng::SplitMix64,
     store::StateStore,
@@ -60,6 +64,7 @@ Example:
   utxo-store demo --contended
   utxo-store demo --reorgs 100 --seed 7
   utxo-store demo --scenario double-spend
+  utxo-store demo --scenario wallets
   utxo-store demo --contended --keep
   utxo-store demo --blocks tests/data/mainnet-277647.block --prevouts tests/data/mainnet-277647.prevouts.csv
   utxo-store demo --brokers 127.0.0.1:9092 --events events.jsonl --json
@@ -106,9 +111,10 @@ pub struct DemoArgs {
     /// Add this number of artificial reorgs of 1 to 20 blocks, each followed by a reorg back
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["events", "contended"])]
     reorgs: u64,
-    /// Play a story instead and print the state after each chapter: double-spend, reorg, coinbase-reorg, freeze
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["events", "blocks", "contended", "kills", "reorgs"])]
-    scenario: Option<Scenario>,
+    /// Play a story instead and print the state after each chapter: double-spend, reorg, coinbase-reorg, freeze, or
+    /// wallets (which needs a program with the feature vault)
+    #[arg(long, value_name = "NAME", value_parser = DemoScenario::parse, conflicts_with_all = ["events", "blocks", "contended", "kills", "reorgs"])]
+    scenario: Option<DemoScenario>,
     /// With `--scenario`: print each transaction that a chapter has changed, as `inspect tx --history` does
     #[arg(long, requires = "scenario")]
     inspect: bool,
@@ -134,6 +140,26 @@ pub struct DemoArgs {
     json: bool,
 }
 
+/// A story of the demo.
+#[derive(Debug, Clone, Copy)]
+enum DemoScenario {
+    /// A history of the log.
+    Story(Scenario),
+    /// Wallets that share the outputs of an owner.
+    Wallets,
+}
+
+impl DemoScenario {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "wallets" => Ok(DemoScenario::Wallets),
+            story => {
+                story.parse().map(DemoScenario::Story).map_err(|error: UnknownScenario| format!("{error}, wallets"))
+            }
+        }
+    }
+}
+
 impl DemoArgs {
     /// Runs the demo and prints the report.
     ///
@@ -145,8 +171,10 @@ impl DemoArgs {
     }
 
     async fn show(&self) -> CliResult {
-        if let Some(scenario) = self.scenario {
-            return Box::pin(self.play(&scenario.story())).await;
+        match self.scenario {
+            Some(DemoScenario::Story(scenario)) => return Box::pin(self.play(&scenario.story())).await,
+            Some(DemoScenario::Wallets) => return Box::pin(self.play_wallets()).await,
+            None => {}
         }
         let (loaded, pauses) = self.load()?;
         let event_source = loaded.event_source()?;
@@ -188,6 +216,22 @@ impl DemoArgs {
             failed => failed,
         };
         Self::end(result, &log, &config, &mut directory, &settings).await
+    }
+
+    #[cfg(feature = "vault")]
+    async fn play_wallets(&self) -> CliResult {
+        let log = DemoLog::start(self.brokers.as_ref(), self.partitions)?;
+        let mut directory = DemoDirectory::new(self.data_dir.as_deref())?;
+        let settings = self.settings(&log, Network::default());
+        let config = begin(&directory, &settings).await?;
+        let result = Box::pin(wallets::run_wallets(&config, &log, &directory, self.keep)).await;
+        Self::end(result, &log, &config, &mut directory, &settings).await
+    }
+
+    #[cfg(not(feature = "vault"))]
+    async fn play_wallets(&self) -> CliResult {
+        let problem = "--scenario wallets: this program was built without the vault; build with `--features vault`";
+        Err(UsageError(problem.to_owned()).into())
     }
 
     async fn serve_if_kept(&self, directory: &DemoDirectory) -> CliResult {

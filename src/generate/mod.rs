@@ -26,7 +26,9 @@ pub use lines::{DemoStep, parse_demo_lines, parse_event_lines};
 pub use prevouts::Parents;
 pub use reorgs::ReorgInjector;
 pub use rivals::Rivals;
-pub use story::{Scenario, Story};
+pub use story::{Scenario, Story, UnknownScenario};
+#[cfg(feature = "vault")]
+pub(crate) use synthetic::{ANYONE_CAN_SPEND, SyntheticBlock, compute_txid};
 
 use crate::{event::Topic, tx::Txid};
 

@@ -365,7 +365,12 @@ impl SelectionWork<'_> {
     /// Returns the conditions of the request, with their values and the hashes of its scripts.
     fn filter(&self, owner: OwnerId) -> (String, Vec<Value>, Vec<Row>) {
         let tip = i64::from(self.tip.height);
-        let mut values = vec![int(owner), int(tip + 1), int(tip + 1 - i64::from(self.request.min_confirmations))];
+        let highest = match self.request.min_confirmations {
+            // A block that lists the output is a confirmation, also where the tip is older than the row.
+            ..=1 => i64::MAX,
+            least => tip + 1 - i64::from(least),
+        };
+        let mut values = vec![int(owner), int(tip + 1), int(highest)];
         let mut filter = "AND (t.spendable_from IS NULL OR t.spendable_from <= $2)".to_owned();
         filter += match (self.request.min_confirmations, self.request.foreign_unconfirmed) {
             // The sum keeps the databases from the index by height, which has not the order of the largest.

@@ -11,13 +11,13 @@ const DOCUMENT: &str = "docs/operating/ask.md";
 const ADDRESS: &str = "127.0.0.1:8080";
 
 /// Commands of the document, with the answer that follows them.
-struct Session {
-    commands: String,
-    answer: Option<String>,
+pub struct Session {
+    pub commands: String,
+    pub answer: Option<String>,
 }
 
 /// Reads the fenced blocks of the document: `sh` begins a session, and a block right after it is the answer.
-fn read_sessions(text: &str) -> Vec<Session> {
+pub fn read_sessions(text: &str) -> Vec<Session> {
     let mut sessions: Vec<Session> = Vec::new();
     let (mut block, mut language, mut is_answer) = (String::new(), None, false);
     let mut last = "";
@@ -46,7 +46,7 @@ fn read_sessions(text: &str) -> Vec<Session> {
 }
 
 /// Returns the first part between two `…` of the expected answer that the answer lacks.
-fn find_missing<'a>(expected: &'a str, answer: &str) -> Option<&'a str> {
+pub fn find_missing<'a>(expected: &'a str, answer: &str) -> Option<&'a str> {
     let mut rest = answer;
     for part in expected.split(['…', '\n']).filter(|part| !part.is_empty()) {
         match rest.split_once(part) {

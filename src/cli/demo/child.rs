@@ -45,7 +45,20 @@ impl ChildInstance {
     /// # Errors
     /// The process cannot be started.
     pub fn start(directory: &DemoDirectory, name: &str, settings: &[(&str, &str)]) -> Result<Self, Failure> {
-        let failed = |error: io::Error| Failure::new(format!("cannot start `utxo-store run`: {error}"));
+        Self::start_command(directory, (name, &["run"]), settings)
+    }
+
+    /// Starts a process of another command.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub fn start_command(
+        directory: &DemoDirectory,
+        (name, subcommand): (&str, &[&str]),
+        settings: &[(&str, &str)],
+    ) -> Result<Self, Failure> {
+        let failed =
+            |error: io::Error| Failure::new(format!("cannot start `utxo-store {}`: {error}", subcommand.join(" ")));
         let (address_file, log_file) = (directory.address_file(name), directory.log_file(name));
         // A directory that is used again has an address file of the last demo.
         match fs::remove_file(&address_file) {
@@ -53,7 +66,7 @@ impl ChildInstance {
             _ => {}
         }
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.args(["run", "--exit-with-stdin", "--http-address-file"]).arg(&address_file);
+        command.args(subcommand).args(["--exit-with-stdin", "--http-address-file"]).arg(&address_file);
         command.arg("--config").arg(directory.config_file());
         // The environment overrides the file: settings of another instance must not reach the child.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UTXO_STORE__")) {

@@ -108,6 +108,12 @@ impl DemoDirectory {
         format!("[store.blobs]\nurl = {}\n", serde_json::Value::from(url.to_string()))
     }
 
+    /// Returns the URL of the vault's database in the directory.
+    #[cfg(feature = "vault")]
+    pub fn vault_url(&self) -> String {
+        format!("sqlite://{}", self.path.join("vault.sqlite").display())
+    }
+
     /// Returns the path of the configuration.
     pub fn config_file(&self) -> PathBuf {
         self.path.join("utxo-store.toml")

@@ -7,6 +7,7 @@ mod histories;
 mod locks;
 mod selections;
 mod upkeep;
+mod walk;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
