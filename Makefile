@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test sim mutations torture kill-test kill-test-api kill-test-snapshot lost-brokers node-deaths soak lint fuzz setup pictures
-.PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-scale bench-sql bench-snapshot bench-all
+.PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-scale bench-sql bench-vault bench-snapshot bench-all
 
 TARGET ?= transaction
 # Recipes that run for long compile with optimisation: ten minutes on two cores, once.
@@ -116,6 +116,11 @@ bench-sql: setup ## compares the SQL engines with programs by hand, and runs the
 	@scripts/setup.sh tests
 	@cargo bench --locked --features sql --bench sql
 	@cargo bench --locked --features sql --bench macro -- sqlite postgres
+
+# PostgreSQL is Debian's; without the package SQLite alone is measured.
+bench-vault: setup ## measures selections, an owner whose outputs many take, and the CPU of following the log
+	@scripts/setup.sh tests
+	@cargo bench --locked --features vault --bench vault
 
 bench-snapshot: setup ## measures imports, snapshots and restores on each engine, and the ingest beside a creation
 	@scripts/setup.sh tests

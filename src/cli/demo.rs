@@ -113,7 +113,8 @@ pub struct DemoArgs {
     reorgs: u64,
     /// Play a story instead and print the state after each chapter: double-spend, reorg, coinbase-reorg, freeze, or
     /// wallets (which needs a program with the feature vault)
-    #[arg(long, value_name = "NAME", value_parser = DemoScenario::parse, conflicts_with_all = ["events", "blocks", "contended", "kills", "reorgs"])]
+    #[arg(long, value_name = "NAME", value_parser = DemoScenario::parse)]
+    #[arg(conflicts_with_all = ["events", "blocks", "contended", "kills", "reorgs"])]
     scenario: Option<DemoScenario>,
     /// With `--scenario`: print each transaction that a chapter has changed, as `inspect tx --history` does
     #[arg(long, requires = "scenario")]

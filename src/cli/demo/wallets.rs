@@ -234,7 +234,7 @@ impl<'a> Scene<'a> {
 
         self.begin_chapter(&format!("{loser} publishes the payment. The change has the session's lock at once."))?;
         let change = selected.change.unwrap_or(0);
-        let payment = Paid::of("payment", &spent(&selected.outputs)?, &[(PAYMENT, supplier), (change, shop.clone())]);
+        let payment = Paid::of("payment", &spent(&selected.outputs)?, &[(PAYMENT, supplier), (change, shop)]);
         let published = client.spend(lock_id, &payment.extended, Duration::from_secs(30)).await?;
         let outcome = published.outcome.map(|outcome| format!("{outcome:?}").to_lowercase()).unwrap_or_default();
         writeln!(output::stdout(), "   transaction {}: {outcome}", payment.txid)?;
@@ -243,16 +243,27 @@ impl<'a> Scene<'a> {
         writeln!(output::stdout(), "   the session ends")?;
         self.until(client, |balance| balance.own_unconfirmed.satoshis == change).await?;
 
+        self.play_double_spend(&alice, second, (block.hash, payment.txid)).await
+    }
+
+    /// A payment to the shop loses its output. The next block lists the rival
+    /// and another transaction.
+    async fn play_double_spend(
+        &mut self,
+        alice: &VaultClient,
+        spent: (Outpoint, u64, Vec<u8>),
+        (previous, listed): ([u8; 32], Txid),
+    ) -> CliResult {
         self.begin_chapter("A customer pays 400,000 satoshis. No block lists the payment yet.")?;
-        let sale = Paid::of("sale", std::slice::from_ref(&second), &[(400_000, shop)]);
+        let sale = Paid::of("sale", std::slice::from_ref(&spent), &[(400_000, script_of("shop"))]);
         self.produce(vec![sale.message()]).await?;
-        self.until(&alice, |balance| balance.foreign_unconfirmed.satoshis == 400_000).await?;
+        self.until(alice, |balance| balance.foreign_unconfirmed.satoshis == 400_000).await?;
 
         let text = "The customer has paid somebody else with the same output, and a block lists that payment. \
                     Alice asks for unconfirmed outputs, too.";
         self.begin_chapter(text)?;
-        let rival = Paid::of("rival", &[second], &[(399_000, script_of("somebody else"))]);
-        let next = SyntheticBlock::new(2, HEIGHT + 1, block.hash, [rival.txid.0, payment.txid.0].concat());
+        let rival = Paid::of("rival", &[spent], &[(399_000, script_of("somebody else"))]);
+        let next = SyntheticBlock::new(2, HEIGHT + 1, previous, [rival.txid.0, listed.0].concat());
         self.produce(vec![rival.message(), next.mined(2)]).await?;
         let mut greedy = SelectRequest::at_rate(300_000, 1_000);
         (greedy.min_confirmations, greedy.foreign_unconfirmed) = (Some(0), Some(true));
@@ -268,7 +279,7 @@ impl<'a> Scene<'a> {
             }
         };
         show_refusal("Alice", refused)?;
-        self.until(&alice, |balance| balance.foreign_unconfirmed.outputs == 0 && balance.own_unconfirmed.outputs == 0)
+        self.until(alice, |balance| balance.foreign_unconfirmed.outputs == 0 && balance.own_unconfirmed.outputs == 0)
             .await
     }
 

@@ -1,4 +1,5 @@
-//! The demo of wallets, and `docs/operating/vault.md` as a newcomer runs it: an instance, a vault and a log as processes.
+//! The demo of wallets, and `docs/operating/vault.md` as a newcomer runs it: an instance, a vault and a log as
+//! processes.
 
 use std::{
     fs,
