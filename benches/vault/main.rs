@@ -96,8 +96,8 @@ async fn measure_selections(name: &str, url: &str) {
         let p99 = times[(times.len() - 1) * 99 / 100].as_secs_f64() * 1e3;
         let p50 = times[times.len() / 2].as_secs_f64() * 1e3;
         println!(
-            "{name:<10} selections, {requesters:>2} requesters: {:>7.0} selections/s with their releases, p50 {p50:.2} ms, \
-             p99 {p99:.2} ms, {cpu_us:.0} µs of CPU each, memory +{:.1} MiB",
+            "{name:<10} selections, {requesters:>2} requesters: {:>7.0} selections/s with their releases, \
+             p50 {p50:.2} ms, p99 {p99:.2} ms, {cpu_us:.0} µs of CPU each, memory +{:.1} MiB",
             times.len() as f64 / elapsed,
             mib(peak_memory().saturating_sub(before)),
         );

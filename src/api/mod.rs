@@ -186,7 +186,7 @@ impl Server {
         #[cfg(feature = "vault")]
         if let Some(context) = vault {
             let limit = middleware::from_fn_with_state(settings.limits.clone(), limits::limit_requests);
-            router = router.merge(v1::vault_router(context).layer(limit));
+            router = router.merge(v1::vault_router(context.clone()).merge(page::vault::router(context)).layer(limit));
         }
         let unknown = || async { Problem::new(ProblemKind::NotFound, "there is no such path") };
         let other_method =

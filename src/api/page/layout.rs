@@ -10,9 +10,30 @@ const STYLE: &str = include_str!("style.css");
 /// Inputs, and outputs, that the page of a transaction shows at a time.
 pub const ROWS: u32 = 200;
 
-/// Renders a whole page.
+/// Renders a whole page, with search and navigation.
 pub fn page(title: &str, body: &Markup) -> String {
-    let page = html! {
+    let navigation = html! {
+        form action="/search" method="get" {
+            input name="q" placeholder="txid, outpoint, block hash or height" aria-label="Search" required;
+            button { "Search" }
+        }
+        nav {
+            a href="/unmined" { "Unmined" }
+            a href="/conflicting" { "Conflicting" }
+            a href="/docs" { "API" }
+        }
+    };
+    frame(title, &navigation, body).into_string()
+}
+
+/// Renders a whole page of a process without a store.
+#[cfg(feature = "vault")]
+pub fn plain_page(title: &str, body: &Markup) -> String {
+    frame(title, &html! {}, body).into_string()
+}
+
+fn frame(title: &str, navigation: &Markup, body: &Markup) -> Markup {
+    html! {
         (DOCTYPE)
         html lang="en" {
             head {
@@ -26,21 +47,12 @@ pub fn page(title: &str, body: &Markup) -> String {
             body {
                 header {
                     a.home href="/" { "utxo-store" }
-                    form action="/search" method="get" {
-                        input name="q" placeholder="txid, outpoint, block hash or height" aria-label="Search" required;
-                        button { "Search" }
-                    }
-                    nav {
-                        a href="/unmined" { "Unmined" }
-                        a href="/conflicting" { "Conflicting" }
-                        a href="/docs" { "API" }
-                    }
+                    (navigation)
                 }
                 main { (body) }
             }
         }
-    };
-    page.into_string()
+    }
 }
 
 /// Renders a link to the page of a transaction.

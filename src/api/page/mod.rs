@@ -8,6 +8,7 @@
 //! | `transaction`, `history` | one transaction: inputs, outputs and conflicts; what was decided |
 //! | `lists` | unmined and conflicting transactions |
 //! | `docs` | the description of the API |
+//! | `vault` | the page of an owner, in a process of the vault |
 //! | `rate` | rate of a counter |
 
 mod docs;
@@ -17,6 +18,8 @@ mod layout;
 mod lists;
 mod rate;
 mod transaction;
+#[cfg(feature = "vault")]
+pub mod vault;
 
 use std::sync::Arc;
 
@@ -123,17 +126,21 @@ pub fn router(api: ApiContext, health: Arc<Health>, metrics: Arc<Metrics>) -> Ro
 
 /// Refuses a request without a token of a reader. A browser asks for the token, as the password of any name.
 async fn require_reader(State(context): State<PageContext>, request: Request, next: Next) -> Response {
-    let mut response = match context.api.access.permit(request.headers(), Role::Read) {
+    protect(match context.api.access.permit(request.headers(), Role::Read) {
         Ok(()) => next.run(request).await,
-        Err(problem) if problem.status == ProblemKind::Unauthorized.status().as_u16() => {
-            let mut response = PageProblem(problem).into_response();
-            let asks = HeaderValue::from_static("Basic realm=\"utxo-store\", charset=\"UTF-8\"");
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, asks);
-            response
-        }
         Err(problem) => PageProblem(problem).into_response(),
-    };
+    })
+    .await
+}
+
+/// Asks a browser without a token for one, and permits the page nothing but itself.
+async fn protect(mut response: Response) -> Response {
+    let is_unauthorized = response.status() == ProblemKind::Unauthorized.status();
     let headers = response.headers_mut();
+    if is_unauthorized {
+        let asks = HeaderValue::from_static("Basic realm=\"utxo-store\", charset=\"UTF-8\"");
+        headers.insert(header::WWW_AUTHENTICATE, asks);
+    }
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

@@ -234,6 +234,31 @@ async fn wallets_pay_over_http() {
         assert_eq!(refused(&ended), ("lock-ended", 409));
         server.until("alice", "free again", |balance| balance.own_unconfirmed.satoshis == change).await;
 
+        // The page for people has the same outputs, for the token of the owner as the password of any name.
+        let page = async |path: &str, token: Option<&str>| {
+            let request = server.api.client.get(format!("http://{}{path}", server.api.address));
+            let request = if let Some(token) = token { request.basic_auth("me", Some(token)) } else { request };
+            let answer = request.send().await.unwrap();
+            let asks = answer.headers().contains_key("www-authenticate");
+            let policy = answer.headers().contains_key("content-security-policy");
+            (answer.status().as_u16(), asks, policy, answer.text().await.unwrap())
+        };
+        let (status, _, has_policy, shown) = page("/vault/alice", Some(ALICE)).await;
+        assert!(status == 200 && has_policy && shown.contains(&payment.txid.to_string()), "{shown}");
+        assert!(shown.contains("unconfirmed, of own transactions"), "{shown}");
+        let refused_pages =
+            [(None, "/vault/alice", 401), (Some(BOB), "/vault/alice", 403), (Some(READ), "/vault/x", 403)];
+        for (token, path, status) in refused_pages {
+            let (found, asks, has_policy, shown) = page(path, token).await;
+            assert!(found == status && asks == (status == 401) && has_policy, "{path} {token:?}: {found} {shown}");
+        }
+        assert_eq!(page("/vault?owner=alice", Some(ALICE)).await.0, 200);
+        for (path, status) in [("/vault?owner=<b>", 400), ("/vault/alice?after=x", 400), ("/vault/alice?x=1", 400)] {
+            let (found, _, _, shown) = page(path, Some(ALICE)).await;
+            assert!(found == status && !shown.contains("<b>"), "{path}: {found} {shown}");
+        }
+        assert!(page("/", None).await.3.contains("name of an owner"));
+
         // A page of outputs begins after the last of the page before.
         let first = alice.outputs(&LockCondition::Any, None, 1).await.unwrap();
         let rest =

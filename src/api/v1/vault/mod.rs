@@ -48,12 +48,12 @@ const WALLET: &str = "wallet";
 /// Parts that the routes of the vault use. Cheap to clone.
 #[derive(Clone)]
 pub struct VaultContext {
-    limits: HttpLimits,
-    access: AccessControl,
-    vault: Vault,
+    pub(in crate::api) limits: HttpLimits,
+    pub(in crate::api) access: AccessControl,
+    pub(in crate::api) vault: Vault,
     rescan: Arc<Rescan>,
     log: Arc<LogAccess>,
-    network: Network,
+    pub(in crate::api) network: Network,
     metrics: VaultMetrics,
 }
 
