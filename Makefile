@@ -1,7 +1,7 @@
 # The recipes that people and CI run. Each recipe installs its tools, or names a missing tool in one line.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim mutations torture kill-test kill-test-api kill-test-snapshot lost-brokers node-deaths soak lint fuzz setup pictures
+.PHONY: help demo test sim mutations torture kill-test kill-test-api kill-test-vault kill-test-snapshot lost-brokers node-deaths soak lint fuzz setup pictures
 .PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-scale bench-sql bench-vault bench-snapshot bench-all
 
 TARGET ?= transaction
@@ -60,6 +60,13 @@ kill-test-api: setup ## kills `run`, `serve` and the Aerospike server while the 
 	@scripts/setup.sh tests
 	@KILLS="$(or $(KILLS),100)" $(if $(SEED),SEED="$(SEED)") \
 		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::api_kills::a_long_kill_test -- \
+		--ignored --nocapture
+
+# Wallets select, release and pay meanwhile: on SQLite beside fjall, and on PostgreSQL over Aerospike.
+kill-test-vault: setup ## kills `vault run` under the load of wallets: KILLS=200 SEED=n
+	@scripts/setup.sh tests
+	@KILLS="$(or $(KILLS),200)" $(if $(SEED),SEED="$(SEED)") \
+		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::vault_kills::a_long -- \
 		--ignored --nocapture
 
 # A live store on Aerospike, restored into fjall, PostgreSQL and Aerospike.

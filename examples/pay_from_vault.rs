@@ -3,7 +3,9 @@
 //!
 //! `cargo run --features vault --example pay_from_vault -- URL OWNER KEY ADDRESS SATOSHIS [TOKEN_FILE]` pays to an
 //! address from the outputs of the P2PKH address of a key in WIF. The key is one for tests: a wallet keeps its keys
-//! elsewhere. Without arguments the example prints the address of a key.
+//! elsewhere. An operator watches the address before: `utxo-store vault watch --owner OWNER ADDRESS --rescan log`.
+//!
+//! Without arguments the example prints the address of a key.
 
 use std::{env, error::Error, path::PathBuf, time::Duration};
 
@@ -20,7 +22,7 @@ use utxo_store::{
     PreviousOutput, Transaction as StoreTransaction, TransactionBuilder,
     vault::{
         LockId, VaultClient,
-        model::{OwnerOutput, RescanSource, ScriptName, SelectRequest},
+        model::{OwnerOutput, SelectRequest},
     },
 };
 
@@ -45,7 +47,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let key = PrivateKey::from_wif(key)?;
     let payment = script_of(address, key.network)?;
     let client = VaultClient::open(url, owner.parse()?, token_file)?;
-    client.watch(vec![ScriptName::Address(address_of(&key).to_string())], Some(RescanSource::Log)).await?;
     // Earlier outputs are found in the log, and asked of the store.
     while !client.rescans().await?.rescans.is_empty() || client.balance().await?.pending.outputs > 0 {
         tokio::time::sleep(Duration::from_millis(100)).await;

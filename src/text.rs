@@ -25,10 +25,10 @@ pub fn parse_decimal(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Returns whether a text is a name: 1 to `most` letters, digits, `-`, `_` and `.`.
+/// Returns whether a text is a name: 1 to `most` letters, digits, `-`, `_` and `.`, and not of dots alone.
 pub fn is_name(text: &str, most: usize) -> bool {
     let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    (1..=most).contains(&text.len()) && text.bytes().all(is_good)
+    (1..=most).contains(&text.len()) && text.bytes().all(is_good) && text.bytes().any(|byte| byte != b'.')
 }
 
 /// Joins the words of a text by single spaces, so that a text of several lines becomes one line.

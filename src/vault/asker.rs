@@ -125,7 +125,12 @@ impl Asker {
                         self.look().await?;
                     }
                 }
-                if has_lease { self.ask_due().await } else { Ok(0) }
+                if has_lease {
+                    return self.ask_due().await;
+                }
+                self.counts.tip.store(0, Relaxed);
+                *self.followed.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                Ok(0)
             };
             let asked = tokio::select! {
                 () = shutdown.cancelled() => return Ok(()),

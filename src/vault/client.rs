@@ -37,7 +37,8 @@ impl VaultClient {
         format!("/v1/vault/{}/{rest}", self.owner)
     }
 
-    /// Watches scripts under the name of the owner. `rescan`: source of their earlier outputs.
+    /// Watches scripts under the name of the owner; needs a token of the role `command`. `rescan`: source of their earlier
+    /// outputs.
     ///
     /// # Errors
     /// A script is malformed, of another network, or of another owner.
@@ -50,7 +51,7 @@ impl VaultClient {
         self.server.post(&self.path("scripts"), &request, Duration::ZERO).await
     }
 
-    /// Ends the watch of scripts.
+    /// Ends the watch of scripts; needs a token of the role `command`.
     ///
     /// # Errors
     /// An output of the scripts has a soft lock.
@@ -174,7 +175,7 @@ impl VaultClient {
         self.server.post(&path, &request, wait).await
     }
 
-    /// Begins a rescan for earlier outputs of all scripts of the owner.
+    /// Begins a rescan for earlier outputs of all scripts of the owner; needs a token of the role `command`.
     ///
     /// # Errors
     /// The owner has no script, or the server has no such source.

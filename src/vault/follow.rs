@@ -216,6 +216,7 @@ impl Following<'_> {
                             }
                         }
                     }
+                    self.note_lag();
                     if self.group.len() >= GROUP_MESSAGES || self.group_bytes >= GROUP_BYTES {
                         self.record(shutdown).await?;
                     }
@@ -305,9 +306,9 @@ impl Following<'_> {
         let counts = &self.follower.counts;
         counts.messages.fetch_add(self.group.len() as u64, Relaxed);
         counts.outputs.fetch_add(matched, Relaxed);
-        counts.lag.store(self.assigned.values().map(|a| a.end.saturating_sub(a.next)).sum(), Relaxed);
         self.group.clear();
         self.group_bytes = 0;
+        self.note_lag();
         let commits = positions.into_iter().map(|position| {
             let committed = CommittedOffset { offset: position.next_offset, metadata: String::new() };
             (position.partition, committed)
@@ -317,6 +318,12 @@ impl Following<'_> {
             tracing::debug!(%error, "vault: the group does not have the new offsets; the database has them");
         }
         Ok(())
+    }
+
+    /// Notes the messages of the assigned partitions that are not recorded.
+    fn note_lag(&self) {
+        let unread: u64 = self.assigned.values().map(|assigned| assigned.end.saturating_sub(assigned.next)).sum();
+        self.follower.counts.lag.store(unread + self.group.len() as u64, Relaxed);
     }
 
     fn positions_after(&self) -> Vec<Position> {

@@ -35,6 +35,8 @@ pub enum ReserveObstacle {
     NotUnspent(Standing),
     /// A lock of another id has the output.
     Locked,
+    /// An event names a spender of the output that the store does not show yet.
+    Claimed,
     /// A transaction spends the output, which its lock does not have.
     NotReserved,
 }

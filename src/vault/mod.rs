@@ -55,6 +55,6 @@ pub use select::{Fee, Strategy, Terms};
 pub use selection::SelectedOutputs;
 pub use service::{LockTotals, VaultCounts, VaultParts, VaultService};
 pub use source::{OutputSource, OwnStore, SourceError, SourceTip};
-pub use submission::Submission;
+pub use submission::{PermittedInputs, Submission};
 pub use types::{Facts, LockId, NameError, Owner, RequestId, Standing, WatchedOutput};
 pub use vault::{OpenVaultError, Vault, VaultSettings};

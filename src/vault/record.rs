@@ -177,11 +177,14 @@ pub(super) async fn record_matches(
         return Ok(Recorded::OtherScripts);
     }
     record_outputs(transaction, &matches.outputs, moment.now).await?;
-    record_claims(transaction, &matches.claims).await?;
+    record_claims(transaction, &matches.claims, moment.now + CLAIM_BARS_MS).await?;
     touch(transaction, &matches.touched).await?;
     Ok(Recorded::Done)
 }
 
+/// Time for which an output is not handed out after an event, or a submission, has named a spender that the store does
+/// not show: the store comes to the event later than the vault. The event of a submission may never come.
+const CLAIM_BARS_MS: i64 = 600_000;
 /// Time after an event at which the store is asked first: the store has often come to the event by then.
 const FIRST_QUESTION_MS: i64 = 200;
 
@@ -213,14 +216,21 @@ async fn record_outputs(transaction: &mut PlainTransaction, outputs: &[SeenOutpu
     Ok(())
 }
 
-pub(super) async fn record_claims(transaction: &mut PlainTransaction, claims: &[Claim]) -> Result<(), Abort> {
+/// Records which transactions spend which outputs. `bars_until`: time up to which the claims keep the outputs from being
+/// handed out; 0: the store shows the spenders.
+pub(super) async fn record_claims(
+    transaction: &mut PlainTransaction,
+    claims: &[Claim],
+    bars_until: i64,
+) -> Result<(), Abort> {
     let row = |claim: &Claim| {
         vec![rows::bytes(&claim.spender.0), rows::bytes(&claim.outpoint.txid.0), int(claim.outpoint.vout.into())]
     };
     let list: Vec<Row> = claims.iter().map(row).collect();
-    let values = [Value::Bool(false)];
+    let values = [Value::Bool(false), int(bars_until)];
     let statement = Statement::new(
-        "INSERT INTO claims (spender, txid, vout, is_out) SELECT k.column1, k.column2, k.column3, $1 FROM {rows} \
+        "INSERT INTO claims (spender, txid, vout, is_out, bars_until) \
+         SELECT k.column1, k.column2, k.column3, $1, $2 FROM {rows} \
          WHERE k.column1 IS NOT NULL ON CONFLICT (spender, txid, vout) DO NOTHING",
         &values,
     );

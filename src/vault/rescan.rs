@@ -3,7 +3,13 @@
 //! A rescan of the log reads each partition up to the position of the vault at the time at which the scripts were
 //! added. Its own positions are rows of `rescans`, so that a rescan goes on after a crash.
 
-use std::sync::Arc;
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use tokio_util::sync::CancellationToken;
 
@@ -15,7 +21,7 @@ use super::{
     matching::{Matches, SeenOutput},
     record::{Recorded, Recorder},
     rows::{self, Columns, int},
-    types::Owner,
+    types::{Owner, ScriptId},
     vault::{find_owner, read_moment},
 };
 use crate::{
@@ -104,11 +110,21 @@ impl Rescan {
     /// # Errors
     /// This process has no store open, or the database does not answer.
     pub async fn begin_store(&self, after_version: i64) -> Result<(), VaultError> {
-        if self.store.is_none() {
-            let problem = "this process has no store open (vault.answers_url is set): rescan the log";
-            return Err(VaultError::invalid(problem));
-        }
+        self.check_store()?;
         self.note(&[(TopicPartition { topic: STORE.into(), partition: 0 }, 0, 1)], after_version).await
+    }
+
+    /// Checks that this process has a store open.
+    ///
+    /// # Errors
+    /// [`VaultError::Invalid`] without a store.
+    pub fn check_store(&self) -> Result<(), VaultError> {
+        match self.store {
+            Some(_) => Ok(()),
+            None => {
+                Err(VaultError::invalid("this process has no store open (vault.answers_url is set): rescan the log"))
+            }
+        }
     }
 
     async fn note(&self, parts: &[(TopicPartition, u64, u64)], after_version: i64) -> Result<(), VaultError> {
@@ -129,7 +145,9 @@ impl Rescan {
             let statement = Statement::new(
                 "INSERT INTO rescans (topic, partition, above_version, up_to_version, next_offset, end_offset) \
                  SELECT k.column1, k.column2, k.column3, k.column4, k.column5, k.column6 FROM {rows} \
-                 WHERE k.column1 IS NOT NULL ON CONFLICT (topic, partition, up_to_version, above_version) DO NOTHING",
+                 WHERE k.column1 IS NOT NULL ON CONFLICT (topic, partition, up_to_version, above_version) \
+                 DO UPDATE SET end_offset = CASE WHEN rescans.end_offset > excluded.end_offset \
+                 THEN rescans.end_offset ELSE excluded.end_offset END",
                 &[],
             );
             transaction.execute(&statement.with_rows(&kinds, &list)).await?;
@@ -138,38 +156,56 @@ impl Rescan {
         noted
     }
 
-    /// Reads everything that is noted, until `shutdown`; a later call goes on.
+    /// Reads everything that is noted, until `shutdown`; a later call goes on. A part that cannot be read does not keep
+    /// the others waiting. `read`: counts the messages and transactions.
     ///
     /// # Errors
-    /// The log refuses access, the database does not answer, or a body has no object store.
-    pub async fn run(&self, shutdown: &CancellationToken) -> Result<RescanReport, FollowError> {
+    /// The first error of a part: the log refuses access, the database does not answer, or a body has no object store.
+    pub async fn run(&self, shutdown: &CancellationToken, read: &AtomicU64) -> Result<RescanReport, FollowError> {
         let mut report = RescanReport::default();
-        while let Some(part) = self.next_part().await? {
+        let (mut failed, mut first_error) = (Vec::new(), None);
+        while let Some(part) = self.next_part(&failed).await? {
             if shutdown.is_cancelled() {
                 break;
             }
-            tokio::select! {
-                read = self.read_part(&part, &mut report) => read?,
+            let before = report.read;
+            let done = tokio::select! {
+                done = self.read_part(&part, &mut report) => done,
                 () = shutdown.cancelled() => break,
+            };
+            read.fetch_add(report.read - before, Relaxed);
+            if let Err(error) = done {
+                tracing::warn!(partition = %part.partition, %error, "vault: a rescan waits");
+                first_error = first_error.or(Some(error));
+                failed.push(part);
             }
         }
-        Ok(report)
+        first_error.map_or(Ok(report), Err)
     }
 
-    async fn next_part(&self) -> Result<Option<RescanPart>, VaultError> {
-        read!(self.vault.database, |transaction| async {
+    /// Returns the first part that this process can read, besides parts that have failed.
+    async fn next_part(&self, failed: &[RescanPart]) -> Result<Option<RescanPart>, VaultError> {
+        let parts = read!(self.vault.database, |transaction| async {
             let statement = Statement::new(
                 "SELECT topic, partition, above_version, up_to_version, next_offset, end_offset FROM rescans \
-                 ORDER BY up_to_version, above_version, topic, partition LIMIT 1",
+                 ORDER BY up_to_version, above_version, topic, partition",
                 &[],
             );
             let kinds = [Kind::Text, Kind::Int, Kind::Int, Kind::Int, Kind::Int, Kind::Int];
-            let Some(row) = transaction.fetch_all(&statement, &kinds).await?.pop() else { return Ok(None) };
-            let mut columns = Columns::of(row);
-            let partition = TopicPartition { topic: columns.text()?.into(), partition: columns.number()? };
-            let versions = (columns.int()?, columns.int()?);
-            Ok(Some(RescanPart { partition, versions, next: columns.number()?, end: columns.number()? }))
-        })
+            let part = |row: Row| -> Result<RescanPart, Abort> {
+                let mut columns = Columns::of(row);
+                let partition = TopicPartition { topic: columns.text()?.into(), partition: columns.number()? };
+                let versions = (columns.int()?, columns.int()?);
+                Ok(RescanPart { partition, versions, next: columns.number()?, end: columns.number()? })
+            };
+            transaction.fetch_all(&statement, &kinds).await?.into_iter().map(part).collect::<Result<Vec<_>, _>>()
+        })?;
+        let key = |part: &RescanPart| (part.partition.clone(), part.versions);
+        let is_readable = |part: &RescanPart| {
+            (self.store.is_some() || &*part.partition.topic != STORE)
+                && failed.iter().all(|failed| key(failed) != key(part))
+        };
+        Ok(parts.into_iter().find(is_readable))
     }
 
     async fn read_part(&self, part: &RescanPart, report: &mut RescanReport) -> Result<(), FollowError> {
@@ -180,7 +216,16 @@ impl Rescan {
             return Ok(self.note_progress(part, part.end).await?);
         }
         let mut scripts = self.vault.scripts_between(part.versions).await?;
-        let mut range = LogRange::open(self.broker.as_ref(), &part.partition, part.next, part.end).await?;
+        // The retention of the topic has dropped events since, or the topic was created again.
+        let (low, high) = until_answered(|| self.broker.watermarks(&part.partition)).await?;
+        let (next, end) = (part.next.max(low), part.end.min(high));
+        if (next, end) != (part.next, part.end) {
+            tracing::warn!(partition = %part.partition, part.next, part.end, low, high, "vault: a rescan misses events");
+        }
+        if next >= end {
+            return Ok(self.note_progress(part, part.end).await?);
+        }
+        let mut range = LogRange::open(self.broker.as_ref(), &part.partition, next, end).await?;
         while let Some(messages) = range.next().await? {
             let Some(last) = messages.last().map(|message| message.offset) else { continue };
             loop {
@@ -296,8 +341,8 @@ impl Rescan {
             while Recorder(&self.vault.database).record_rescanned(&matches, scripts.version).await? != Recorded::Done {
                 // An output of a script that was removed meanwhile is left out.
                 scripts = self.vault.scripts_between((after_version, i64::MAX)).await?;
-                let known = |seen: &SeenOutput| scripts.scripts.values().any(|(_, script)| *script == seen.script);
-                matches.outputs.retain(known);
+                let known: HashSet<ScriptId> = scripts.scripts.values().map(|(_, script)| *script).collect();
+                matches.outputs.retain(|seen| known.contains(&seen.script));
             }
         }
         Ok(report)

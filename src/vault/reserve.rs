@@ -1,6 +1,9 @@
 //! Soft locks: reserve and release outputs, and sessions with leases.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use super::{
     Vault,
@@ -13,7 +16,7 @@ use super::{
 };
 use crate::{
     engine::sql::plain::{Kind, PlainTransaction, Row, Statement, Value},
-    tx::Outpoint,
+    tx::{Outpoint, Txid},
 };
 
 /// Most outputs of one request.
@@ -278,13 +281,19 @@ async fn reserve_within(
     let over: Vec<Row> = over.filter(|holder| holder.id != lock_id).map(|holder| lock_row(holder.id)).collect();
     let known: BTreeMap<Outpoint, &WatchedOutput> =
         outputs.iter().map(|(output, _)| (output.outpoint, output)).collect();
+    let claimed = find_claimed(transaction, &list, None).await?;
     let obstacle = |outpoint: &Outpoint| {
         if let Some(gone) = gone.iter().find(|(at, _)| at == outpoint) {
             return Some(*gone);
         }
         let output = known.get(outpoint).copied();
         let holder = output.and_then(|output| output.lock).and_then(|id| holders.get(&id));
-        find_obstacle(output, &lock, holder, moment.now).map(|obstacle| (*outpoint, obstacle))
+        let obstacle = find_obstacle(output, &lock, holder, moment.now).or_else(|| {
+            // An output that the lock has already stays reserved.
+            let is_held = output.is_some_and(|output| output.lock == Some(lock_id));
+            (!is_held && claimed.contains(outpoint)).then_some(ReserveObstacle::Claimed)
+        });
+        obstacle.map(|obstacle| (*outpoint, obstacle))
     };
     let obstacles: Vec<(Outpoint, ReserveObstacle)> = refs.iter().filter_map(obstacle).collect();
     if !obstacles.is_empty() {
@@ -293,6 +302,23 @@ async fn reserve_within(
     end_locks(transaction, &over, moment.now).await?;
     set_lock(transaction, lock_id, &list).await?;
     Ok(lock)
+}
+
+/// Finds outputs of a list of which an event names a spender that the store does not show yet. `except`: a spender that
+/// does not count.
+pub(super) async fn find_claimed(
+    transaction: &mut PlainTransaction,
+    list: &[Row],
+    except: Option<Txid>,
+) -> Result<BTreeSet<Outpoint>, Abort> {
+    let values = [rows::bytes(&except.unwrap_or(Txid([0; 32])).0)];
+    let statement = Statement::new(
+        "SELECT c.txid, c.vout FROM {rows} CROSS JOIN claims c WHERE c.txid = k.column1 AND c.vout = k.column2 \
+         AND NOT c.is_out AND c.bars_until > {now} AND c.spender <> $1",
+        &values,
+    );
+    let found = transaction.fetch_all(&statement.with_rows(&rows::OUTPOINT_KINDS, list), &rows::OUTPOINT_KINDS).await?;
+    found.into_iter().map(|row| Ok(Columns::of(row).outpoint()?)).collect()
 }
 
 /// Gives outputs, whose rows this transaction has locked, a soft lock.

@@ -221,9 +221,15 @@ async fn watch_within(transaction: &mut PlainTransaction, owner: &Owner, list: &
         "SELECT min(s.watch_version) FROM {rows} CROSS JOIN scripts s WHERE s.script_hash = k.column1",
         &[],
     );
-    let first = transaction.fetch_all(&first.with_rows(&[Kind::Bytes], &hashes), &[Kind::Int]).await?.pop();
-    let version = first.map(|row| Columns::of(row).int()).transpose()?;
-    Ok(WatchResult { added, version: version.unwrap_or(moment.watch_version) })
+    // A long list is sent in parts, each with its minimum.
+    let firsts = transaction.fetch_all(&first.with_rows(&[Kind::Bytes], &hashes), &[Kind::Int]).await?;
+    let firsts = firsts.into_iter().map(|row| Columns::of(row).optional_int()).collect::<Result<Vec<_>, _>>()?;
+    if added == 0 {
+        // A repeat changes nothing, so that no process reads the scripts again.
+        let take_back = Statement::new("UPDATE vault SET watch_version = watch_version - 1", &[]);
+        transaction.execute(&take_back).await?;
+    }
+    Ok(WatchResult { added, version: firsts.into_iter().flatten().min().unwrap_or(moment.watch_version) })
 }
 
 async fn unwatch_within(transaction: &mut PlainTransaction, owner: &Owner, list: &[Row]) -> Result<u64, Abort> {

@@ -15,7 +15,7 @@ use super::{
     select::{Coin, CoinChoice, InputSize, Shortage, Strategy, Terms, choose},
     source::SourceTip,
     types::{LockId, Owner, OwnerId, Standing, WatchedOutput},
-    vault::{end_expired, find_owner, output_and_script_kinds, read_moment, read_output_and_script},
+    vault::{IS_CLAIMED, end_expired, find_owner, output_and_script_kinds, read_moment, read_output_and_script},
 };
 use crate::{
     backoff::Backoff,
@@ -371,7 +371,7 @@ impl SelectionWork<'_> {
             least => tip + 1 - i64::from(least),
         };
         let mut values = vec![int(owner), int(tip + 1), int(highest)];
-        let mut filter = "AND (t.spendable_from IS NULL OR t.spendable_from <= $2)".to_owned();
+        let mut filter = format!("AND (t.spendable_from IS NULL OR t.spendable_from <= $2) AND NOT {IS_CLAIMED}");
         filter += match (self.request.min_confirmations, self.request.foreign_unconfirmed) {
             // The sum keeps the databases from the index by height, which has not the order of the largest.
             (1.., _) if self.order() == Strategy::LargestFirst => " AND t.height + 0 <= $3",

@@ -1,10 +1,7 @@
 //! [`VaultService`]: a vault at work, which follows the log, asks the store and reads rescans.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -15,6 +12,7 @@ use super::{
     error::VaultError, lease::WorkerLease, queries::IS_LOCKED, rows::Columns,
 };
 use crate::{
+    backoff::Backoff,
     blob::EventBodies,
     broker::Broker,
     config::Topics,
@@ -24,8 +22,10 @@ use crate::{
 
 /// Name of the lease of rescans.
 const WORKER: &str = "rescan";
-/// Time between two looks at the lease, and at rescans that are to be read.
+/// Time between two extensions of the lease.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// First and longest pause before the rescans are looked at again; longer after an error.
+const RESCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// Parts of a vault at work.
 pub struct VaultParts {
@@ -155,44 +155,46 @@ impl VaultService {
     /// Reads rescans while this process has their lease.
     async fn run_rescans(&self, shutdown: &CancellationToken) -> Result<(), FollowError> {
         let database = &self.follower.vault.database;
+        let mut pauses = Backoff::new(RESCAN_PAUSE, 0);
         while !shutdown.is_cancelled() {
             let work = async {
                 if !self.lease.take(database).await? {
                     return Ok(());
                 }
                 tokio::select! {
-                    report = self.rescan.run(shutdown) => {
-                        self.counts.rescanned.fetch_add(report?.read, Relaxed);
-                        Ok(())
-                    }
-                    lost = self.keep_lease() => lost,
+                    read = self.rescan.run(shutdown, &self.counts.rescanned) => read.map(drop),
+                    () = self.keep_lease() => Ok(()),
                 }
             };
-            match Box::pin(work).await {
-                Ok(()) => {}
-                Err(FollowError::Vault(
-                    error @ (VaultError::Database(_) | VaultError::Unknown(_) | VaultError::Source(_)),
-                )) => {
-                    tracing::warn!(%error, "vault: a rescan waits");
+            let pause = match Box::pin(work).await {
+                Ok(()) => {
+                    pauses = Backoff::new(RESCAN_PAUSE, 0);
+                    RESCAN_PAUSE.0
                 }
-                Err(FollowError::Broker(error)) => tracing::warn!(%error, "vault: a rescan waits"),
-                Err(error) => return Err(error),
-            }
+                Err(FollowError::Vault(error @ VaultError::Fatal(_))) => return Err(error.into()),
+                // The part is logged, and the others were read.
+                Err(_) => pauses.next_pause(),
+            };
             tokio::select! {
                 () = shutdown.cancelled() => {}
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = tokio::time::sleep(pause) => {}
             }
         }
         Ok(())
     }
 
-    /// Extends the lease; ends when the lease is lost.
-    async fn keep_lease(&self) -> Result<(), FollowError> {
+    /// Extends the lease; ends when another process has the lease. While the database does not answer, the work goes
+    /// on: its own requests wait for the database.
+    async fn keep_lease(&self) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            if !self.lease.take(&self.follower.vault.database).await? {
-                tracing::warn!("vault: another process reads the rescans");
-                return Ok(());
+            match self.lease.take(&self.follower.vault.database).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    tracing::warn!("vault: another process reads the rescans");
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, "vault: the lease of the rescans waits for the database"),
             }
         }
     }

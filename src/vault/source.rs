@@ -1,5 +1,7 @@
 //! [`OutputSource`]: the store, as the vault asks it about outputs and about the chain.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use crate::{
@@ -15,6 +17,9 @@ use crate::{
 
 /// Most outputs of one request to the store.
 pub(super) const OUTPUTS_AT_A_TIME: usize = 1_000;
+
+/// Time for which a record is read again while its node does not answer.
+const READ_LIMIT: Duration = Duration::from_secs(3);
 
 /// The last block of the longest chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,7 +58,7 @@ pub struct OwnStore {
 impl OwnStore {
     /// Makes the source of a store that this process has open.
     pub fn of(store: &Store) -> Self {
-        OwnStore { store: store.state_store().clone(), blocks: BlockIndex::default() }
+        OwnStore { store: store.state_store().clone().with_read_limit(READ_LIMIT), blocks: BlockIndex::default() }
     }
 }
 

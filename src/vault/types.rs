@@ -233,7 +233,7 @@ mod tests {
         for good in ["a", "Alice-2_x.y", &"o".repeat(64)] {
             assert_eq!(good.parse::<Owner>().unwrap().as_str(), good);
         }
-        for bad in ["", "a b", "a/b", "é", "a%", &"o".repeat(65)] {
+        for bad in ["", "..", "a b", "a/b", "é", "a%", &"o".repeat(65)] {
             let error = bad.parse::<Owner>().unwrap_err().to_string();
             assert_eq!(error, "the name of an owner has 1 to 64 letters, digits, `-`, `_` and `.`");
         }

@@ -208,6 +208,10 @@ pub(super) async fn end_locks(transaction: &mut PlainTransaction, locks: &[Row],
     Ok(())
 }
 
+/// Condition on a table `t` of outputs: an event names a spender that the store does not show yet.
+pub(super) const IS_CLAIMED: &str = "EXISTS (SELECT 1 FROM claims c WHERE c.txid = t.txid AND c.vout = t.vout \
+     AND NOT c.is_out AND c.bars_until > {now})";
+
 /// Finds the number of an owner.
 pub(super) async fn find_owner(transaction: &mut PlainTransaction, owner: &Owner) -> Result<OwnerId, Abort> {
     let values = [rows::text(owner.as_str())];
@@ -273,7 +277,7 @@ pub(super) async fn record_answers(
     let spends = answers.iter().filter(|answer| answer.facts.standing == Standing::Spent);
     let claims =
         spends.filter_map(|answer| Some(Claim { spender: answer.facts.spender?.txid, outpoint: answer.outpoint }));
-    record_claims(transaction, &claims.collect::<Vec<_>>()).await
+    record_claims(transaction, &claims.collect::<Vec<_>>(), 0).await
 }
 
 /// Reads the outputs of a list with their scripts, and locks the rows until the end of the transaction.

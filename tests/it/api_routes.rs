@@ -29,7 +29,7 @@ pub struct Route {
     /// Body of a `POST`.
     pub body: Option<Value>,
     /// Role that the route needs.
-    role: String,
+    pub role: String,
 }
 
 /// Routes of a server of the store.

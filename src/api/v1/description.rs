@@ -163,7 +163,11 @@ mod tests {
         }
         let (vault, mut roles): (Vec<_>, Vec<_>) =
             roles.into_iter().partition(|(path, ..)| path.starts_with("/v1/vault"));
-        assert!(vault.iter().all(|(.., role)| *role == "wallet") && vault.len() == 14, "{vault:?}");
+        let of_operators = vault.iter().filter(|(.., role)| *role == "command").map(|(path, ..)| *path);
+        let of_operators: Vec<&str> = of_operators.map(|path| path.rsplit('/').next().unwrap_or(path)).collect();
+        assert_eq!((vault.len(), of_operators), (14, vec!["rescans", "scripts", "scripts:unwatch"]));
+        let others = vault.iter().filter(|(.., role)| *role != "command");
+        assert!(others.clone().count() == 11 && others.clone().all(|(.., role)| *role == "wallet"), "{vault:?}");
         roles.retain(|(.., role)| *role != "read");
         assert_eq!(roles, [("/v1/commands", "post", "command"), ("/v1/transactions", "post", "submit")]);
         assert!(document["components"]["schemas"]["TransactionData"]["required"].is_null());

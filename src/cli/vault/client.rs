@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::render::Render;
 use crate::{
-    cli::{CliResult, UsageError, block_on, output},
+    cli::{CliResult, Failure, UsageError, block_on, output},
     text::{duration::parse_duration, not_one_of},
     tx::Outpoint,
     vault::{
@@ -341,7 +341,9 @@ impl ReserveArgs {
     async fn run(self) -> CliResult {
         let (client, json) = self.client.open()?;
         let lock_id = self.lock_id.unwrap_or_else(LockId::random);
-        print(&client.reserve(lock_id, &self.outpoints, self.ttl).await?, json)
+        let reserved = client.reserve(lock_id, &self.outpoints, self.ttl).await;
+        let reserved = reserved.map_err(|error| Failure::new(format!("lock {lock_id}: {error}")))?;
+        print(&reserved, json)
     }
 }
 

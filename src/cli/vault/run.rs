@@ -18,7 +18,9 @@ use crate::{
     embed::Store,
     status::{Health, health::Condition},
     telemetry::VaultMetrics,
-    vault::{AskerSettings, HttpStore, OutputSource, OwnStore, Vault, VaultParts, VaultService, VaultSettings},
+    vault::{
+        AskerSettings, HttpStore, OutputSource, OwnStore, Vault, VaultError, VaultParts, VaultService, VaultSettings,
+    },
 };
 
 const AFTER_HELP: &str = "\
@@ -28,12 +30,14 @@ database of PostgreSQL; a file of SQLite has one process. A store in a directory
 vault.answers_url to the address of an instance with http.api = true.
 
 At SIGTERM or SIGINT the vault records the events that it has read, and exits with code 0. A kill loses nothing: events
-are read again from the positions in the database, and reservations are there or are not.
+are read again from the positions in the database, and a reservation was recorded as a whole or not at all.
 
 Example: UTXO_STORE__VAULT__URL=sqlite:///var/lib/utxo-store/vault.sqlite utxo-store vault run";
 
 /// Time between two looks at the database, at the store and at the counts.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Longest time for such a look.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Command-line arguments of `utxo-store vault run`.
 #[derive(Debug, Args)]
@@ -134,9 +138,11 @@ async fn watch(service: &VaultService, metrics: &VaultMetrics, health: &Health) 
         let looked = async {
             let totals = service.lock_totals().await?;
             service.vault().tip().await?;
-            Ok::<_, crate::vault::VaultError>(totals)
+            Ok::<_, VaultError>(totals)
         };
-        match looked.await {
+        let looked = tokio::time::timeout(LOOK_TIMEOUT, Box::pin(looked)).await;
+        let late = || VaultError::Database(format!("no answer within {LOOK_TIMEOUT:?}"));
+        match looked.unwrap_or_else(|_| Err(late())) {
             Ok(totals) => {
                 health.set(Condition::StoreReachable, None);
                 metrics.locks.set(i64::try_from(totals.locks).unwrap_or(i64::MAX));

@@ -225,8 +225,9 @@ pub struct UnavailableOutputs {
 pub struct UnavailableOutput {
     /// Outpoint of the output, `txid:vout`.
     pub outpoint: String,
-    /// `unknown`: the vault has no such output of the owner. `locked`: another lock has the output. `not-reserved`: the
-    /// transaction spends an output that its lock does not have. Otherwise the state of the output.
+    /// `unknown`: the vault has no such output of the owner. `locked`: another lock has the output. `claimed`: an
+    /// event names a spender that the store does not show yet. `not-reserved`: the transaction spends an output that its
+    /// lock does not have. Otherwise the state of the output.
     pub reason: String,
 }
 
@@ -344,6 +345,7 @@ impl UnavailableOutput {
         let reason: &'static str = match obstacle {
             ReserveObstacle::Unknown => "unknown",
             ReserveObstacle::Locked => "locked",
+            ReserveObstacle::Claimed => "claimed",
             ReserveObstacle::NotReserved => "not-reserved",
             ReserveObstacle::NotUnspent(standing) => standing.into(),
         };

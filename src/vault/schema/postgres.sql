@@ -76,6 +76,7 @@ CREATE TABLE claims (
     txid BYTEA NOT NULL,
     vout BIGINT NOT NULL,
     is_out BOOLEAN NOT NULL,
+    bars_until BIGINT NOT NULL,
     PRIMARY KEY (spender, txid, vout)
 );
 

@@ -76,6 +76,7 @@ CREATE TABLE claims (
     txid BLOB NOT NULL,
     vout INTEGER NOT NULL,
     is_out BOOLEAN NOT NULL,
+    bars_until INTEGER NOT NULL,
     PRIMARY KEY (spender, txid, vout)
 ) WITHOUT ROWID;
 

@@ -30,23 +30,26 @@ use crate::{
     run::{block_on, until},
 };
 
-/// A `serve` process, which the drop kills.
-struct ServeProcess {
+/// A process with an HTTP server, which the drop kills.
+pub struct ServerProcess {
     child: Child,
-    address: String,
+    pub address: String,
 }
 
-impl ServeProcess {
-    /// Starts the process, and returns once it listens.
-    fn start(testbed: &TestBed) -> Self {
-        let file: PathBuf = testbed.bench.path("serve-address");
+impl ServerProcess {
+    /// Starts a process, and returns once the process listens. `settings`: further settings.
+    pub fn start(testbed: &TestBed, (name, arguments): (&str, &[&str]), settings: &[(&str, &str)]) -> Self {
+        let file: PathBuf = testbed.bench.path(&format!("{name}-address"));
         fs::remove_file(&file).ok();
-        let log = File::options().create(true).append(true).open(testbed.bench.path("serve.log")).unwrap();
-        let mut command = testbed.command(&["serve", "--http-address-file", file.to_str().unwrap()]);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        let mut process = ServeProcess { child, address: String::new() };
+        let log = testbed.bench.path(&format!("{name}.log"));
+        let mut command = testbed.command(&[arguments, &["--http-address-file", file.to_str().unwrap()]].concat());
+        command.envs(settings.iter().map(|(key, value)| (format!("UTXO_STORE__{key}"), value)));
+        let appended = File::options().create(true).append(true).open(&log).unwrap();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(appended).spawn().unwrap();
+        let mut process = ServerProcess { child, address: String::new() };
         until("the server listens", || {
-            assert!(process.child.try_wait().unwrap().is_none(), "`serve` ended by itself");
+            let has_ended = process.child.try_wait().unwrap().is_some();
+            assert!(!has_ended, "`{name}` ended by itself: {}", fs::read_to_string(&log).unwrap());
             file.exists()
         });
         process.address = fs::read_to_string(&file).unwrap().trim().to_owned();
@@ -54,11 +57,15 @@ impl ServeProcess {
     }
 }
 
-impl Drop for ServeProcess {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
     }
+}
+
+fn start_serve(testbed: &TestBed) -> ServerProcess {
+    ServerProcess::start(testbed, ("serve", &["serve"]), &[])
 }
 
 /// Publishes the partial transaction whose outputs the load spends.
@@ -85,7 +92,7 @@ fn kill_under_load(testbed: &TestBed, asd: &mut AerospikeServer, kills: u64, see
     let mut instances = InstanceProcesses::new(testbed, true);
     let coins = seed(testbed, kills as usize * ApiLoad::COINS as usize);
     judge::wait_until_all_is_handled(testbed, &mut instances);
-    let mut serve = ServeProcess::start(testbed);
+    let mut serve = start_serve(testbed);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let _entered = runtime.enter();
     let (mut load, mut by_instances) = (ApiLoad::start(coins, &serve.address), 0);
@@ -104,7 +111,7 @@ fn kill_under_load(testbed: &TestBed, asd: &mut AerospikeServer, kills: u64, see
             0 => drop(instances.kill(slot)),
             1 => {
                 drop(serve);
-                serve = ServeProcess::start(testbed);
+                serve = start_serve(testbed);
             }
             _ => {
                 asd.kill();

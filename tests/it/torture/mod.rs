@@ -17,6 +17,8 @@ mod node_deaths;
 mod nodes;
 mod snapshot_kills;
 mod soak;
+#[cfg(feature = "vault")]
+mod vault_kills;
 
 use std::{
     collections::BTreeMap,

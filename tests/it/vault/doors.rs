@@ -30,7 +30,7 @@ use super::{fake_store, on_each_database, owner};
 use crate::{
     api::{self, Api, Scene, scene},
     api_routes::described_routes,
-    harness::{Made, Running, World, coinbase, spend_to},
+    harness::{Made, Running, World, coinbase, spend_claiming, spend_to},
     made_blocks::MadeBlock,
 };
 
@@ -164,7 +164,7 @@ fn outpoints(outputs: &[utxo_store::vault::model::OwnerOutput]) -> Vec<Outpoint>
 async fn wallets_pay_over_http() {
     on_each_database(async |url: &str| {
         let server = VaultServer::start(url).await;
-        let (alice, bob) = (server.client("alice"), server.client("bob"));
+        let alice = server.client("alice");
         assert_eq!(refused(&alice.balance().await.unwrap_err()), ("not-found", 404), "no script yet");
         let seed = server.world.seed(9, 2).await;
         let funds = pay(&[&seed], &[seed.coin(0).outpoint], &[(600_000, ALICE_SCRIPT), (400_000, ALICE_SCRIPT)], 1);
@@ -173,12 +173,15 @@ async fn wallets_pay_over_http() {
         server.world.until_consumed().await;
 
         // The outputs are older than the script: a rescan of the log finds them, also where the request is repeated.
+        let own = alice.watch(vec![hex_script(ALICE_SCRIPT)], None).await.unwrap_err();
+        assert_eq!(refused(&own), ("forbidden", 403), "a wallet could watch the scripts of others");
+        let (for_alice, for_bob) = (server.client_with("alice", "command"), server.client_with("bob", "command"));
         for added in [1, 0] {
-            let watched = alice.watch(vec![hex_script(ALICE_SCRIPT)], Some(RescanSource::Log)).await.unwrap();
+            let watched = for_alice.watch(vec![hex_script(ALICE_SCRIPT)], Some(RescanSource::Log)).await.unwrap();
             assert_eq!(watched.added, added);
         }
-        assert_eq!(bob.watch(vec![hex_script(BOB_SCRIPT)], None).await.unwrap().added, 1);
-        let stolen = bob.watch(vec![hex_script(ALICE_SCRIPT)], None).await.unwrap_err();
+        assert_eq!(for_bob.watch(vec![hex_script(BOB_SCRIPT)], None).await.unwrap().added, 1);
+        let stolen = for_bob.watch(vec![hex_script(ALICE_SCRIPT)], None).await.unwrap_err();
         assert_eq!(refused(&stolen), ("conflict", 409));
         server.until("alice", "the rescan", |balance| balance.available.satoshis == 1_000_000).await;
         assert_eq!(alice.scripts(0, 10).await.unwrap().scripts[0].script, hex::encode(ALICE_SCRIPT));
@@ -218,6 +221,13 @@ async fn wallets_pay_over_http() {
         let error = alice.spend(session.lock_id, &foreign.extended, Duration::ZERO).await.unwrap_err();
         assert_eq!(error.refused().unwrap().members["outputs"][0]["reason"], "unknown");
 
+        // An input that claims another previous output would falsify the rows of others.
+        let mut claimed = funds.coin(used[0].vout);
+        claimed.script = BOB_SCRIPT.to_vec();
+        let falsified = spend_claiming(&[funds.coin(used[0].vout)], &[claimed], 1, 5);
+        let error = alice.spend(session.lock_id, &falsified.extended, Duration::ZERO).await.unwrap_err();
+        assert!(refused(&error) == ("bad-request", 400) && error.to_string().contains("another previous output"));
+
         let spent = alice.spend(session.lock_id, &payment.extended, Duration::from_secs(60)).await.unwrap();
         assert_eq!((spent.txid.as_str(), spent.locked_outputs), (payment.txid.to_string().as_str(), 1));
         assert_eq!(serde_json::to_value(&spent.outcome).unwrap(), json!({"status": "live"}));
@@ -232,6 +242,11 @@ async fn wallets_pay_over_http() {
         assert_eq!(alice.release(session.lock_id, None).await.unwrap().released, 1);
         let ended = alice.heartbeat(session.lock_id, None).await.unwrap_err();
         assert_eq!(refused(&ended), ("lock-ended", 409));
+        let again = alice.spend(session.lock_id, &payment.extended, Duration::from_secs(60)).await.unwrap();
+        assert_eq!(serde_json::to_value(&again.outcome).unwrap(), json!({"status": "live"}), "after the lock's end");
+        let late = pay(&[&funds], &[other], &[(1, BOB_SCRIPT)], 6);
+        let error = alice.spend(session.lock_id, &late.extended, Duration::ZERO).await.unwrap_err();
+        assert_eq!(refused(&error), ("lock-ended", 409));
         server.until("alice", "free again", |balance| balance.own_unconfirmed.satoshis == change).await;
 
         // The page for people has the same outputs, for the token of the owner as the password of any name.
@@ -275,14 +290,14 @@ async fn wallets_pay_over_http() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         alice.release(holder.lock_id, None).await.unwrap();
         assert_eq!(waiting.await.unwrap().unwrap().sum, 400_000);
-        let removed = alice.unwatch(vec![hex_script(ALICE_SCRIPT)]).await.unwrap_err();
+        let removed = for_alice.unwatch(vec![hex_script(ALICE_SCRIPT)]).await.unwrap_err();
         assert_eq!(refused(&removed), ("conflict", 409), "an output has a lock");
-        assert_eq!(bob.unwatch(vec![hex_script(BOB_SCRIPT)]).await.unwrap().removed, 1);
+        assert_eq!(for_bob.unwatch(vec![hex_script(BOB_SCRIPT)]).await.unwrap().removed, 1);
         let text = server.api.client.get(format!("http://{}/metrics", server.api.address)).send().await.unwrap();
         let text = text.text().await.unwrap();
         for line in [
             r#"utxo_vault_requests_total{operation="select",result="insufficient-balance"} 1"#,
-            r#"utxo_vault_requests_total{operation="spend",result="ok"} 2"#,
+            r#"utxo_vault_requests_total{operation="spend",result="ok"} 3"#,
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
@@ -302,6 +317,8 @@ async fn the_example_pays_from_a_vault() {
     let funds = pay(&[&seed], &[seed.coin(0).outpoint], &[(600_000, &script), (300_000, &script)], 1);
     server.world.validate(&funds).await;
     server.world.until_consumed().await;
+    let operator = server.client_with("alice", "command");
+    operator.watch(vec![ScriptName::Address(address.to_string())], Some(RescanSource::Log)).await.unwrap();
     let example = std::env::current_exe().unwrap();
     let example = example.parent().and_then(std::path::Path::parent).unwrap().join("examples/pay_from_vault");
     let (url, token) = (format!("http://{}", server.api.address), server.token_file("alice"));
@@ -337,17 +354,17 @@ async fn each_vault_route_needs_a_token_of_its_owner() {
         let ask = async |token| route.ask(&server.api, &route.path, token, route.body.as_ref()).await.0.as_u16();
         assert_eq!((ask(None).await, ask(Some("unknown")).await), (401, 401), "{what}");
         assert_eq!((ask(Some(BOB)).await, ask(Some(READ)).await), (403, 403), "{what}");
-        for token in [ALICE, COMMAND] {
-            let status = ask(Some(token)).await;
-            assert!(![401, 403].contains(&status), "{what}: {status}");
-        }
+        // A wallet does not choose its scripts.
+        assert_eq!(ask(Some(ALICE)).await == 403, route.role == "command", "{what}");
+        assert!(![401, 403].contains(&ask(Some(COMMAND)).await), "{what}");
+        let token = Some(COMMAND);
         // A parameter, or a field, that no route has is refused by its name.
         let path = route.with_parameter("zz=1");
-        let (status, problem) = route.ask(&server.api, &path, Some(ALICE), route.body.as_ref()).await;
+        let (status, problem) = route.ask(&server.api, &path, token, route.body.as_ref()).await;
         assert!(status == StatusCode::BAD_REQUEST && problem["detail"].as_str().unwrap().contains("zz"), "{what}");
         if route.body.is_some() {
             let body = json!({"yy": 1});
-            let (status, problem) = route.ask(&server.api, &route.path, Some(ALICE), Some(&body)).await;
+            let (status, problem) = route.ask(&server.api, &route.path, token, Some(&body)).await;
             let detail = problem["detail"].as_str().unwrap();
             assert!(status == StatusCode::BAD_REQUEST && detail.contains("yy"), "{what}: {problem}");
         }
@@ -366,7 +383,7 @@ async fn each_vault_route_needs_a_token_of_its_owner() {
 async fn bad_input_of_wallets_is_refused_by_its_cause() {
     let server = VaultServer::start("sqlitememory:///vault").await;
     let alice = server.client("alice");
-    alice.watch(vec![hex_script(ALICE_SCRIPT)], None).await.unwrap();
+    server.client_with("alice", "command").watch(vec![hex_script(ALICE_SCRIPT)], None).await.unwrap();
     let lock = LockId::random().to_string();
     let year = 366_u64 * 24 * 3_600 * 1_000;
     let outpoint = format!("{}:0", "12".repeat(32));
@@ -401,7 +418,7 @@ async fn bad_input_of_wallets_is_refused_by_its_cause() {
         ("rescans", json!({"source": "sky"}), 400, "sky"),
     ] {
         let request = server.api.client.post(format!("http://{}/v1/vault/alice/{path}", server.api.address));
-        let request = request.bearer_auth(ALICE).header("Content-Type", "application/json").body(body.to_string());
+        let request = request.bearer_auth(COMMAND).header("Content-Type", "application/json").body(body.to_string());
         let answer = request.send().await.unwrap();
         let (found, problem) = (answer.status().as_u16(), answer.text().await.unwrap());
         assert!(found == status && problem.contains(cause), "{path} {body}: {found} {problem}");
@@ -413,7 +430,7 @@ async fn bad_input_of_wallets_is_refused_by_its_cause() {
     }
     // Locks of other owners are not told from unknown ones.
     let bob = server.client("bob");
-    bob.watch(vec![hex_script(BOB_SCRIPT)], None).await.unwrap();
+    server.client_with("bob", "command").watch(vec![hex_script(BOB_SCRIPT)], None).await.unwrap();
     let session = bob.open_session(None, None).await.unwrap();
     assert_eq!(refused(&alice.release(session.lock_id, None).await.unwrap_err()), ("not-found", 404));
     server.stop().await;

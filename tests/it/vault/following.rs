@@ -1,7 +1,7 @@
 //! A vault beside a real instance: payments, rivals, blocks, reorgs and commands, through the log and the store.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
@@ -11,8 +11,8 @@ use utxo_store::{
     Store,
     event::CommandAction,
     vault::{
-        Asker, AskerSettings, Balance, Fee, Follower, LockCondition, NewScript, OwnStore, Rescan, SelectionRequest,
-        Vault, VaultError,
+        Asker, AskerSettings, Balance, Fee, Follower, LockCondition, NewScript, OwnStore, PermittedInputs, Rescan,
+        SelectionRequest, Vault, VaultError,
     },
 };
 
@@ -254,7 +254,7 @@ async fn a_script_that_is_added_later_finds_its_earlier_outputs() {
         };
         rescan.begin_store(watched.version - 1).await.unwrap();
         assert_eq!(rescan.pending().await.unwrap().len(), 1);
-        let report = rescan.run(&CancellationToken::new()).await.unwrap();
+        let report = rescan.run(&CancellationToken::new(), &AtomicU64::new(0)).await.unwrap();
         assert_eq!(report.found, 2, "{url}: the unmined spend of an output does not hide the output");
         beside.until("alice", "the mined output", |balance| balance.available.satoshis == 300_000).await;
 
@@ -268,10 +268,14 @@ async fn a_script_that_is_added_later_finds_its_earlier_outputs() {
         // A rescan that was stopped goes on.
         let stopped = CancellationToken::new();
         stopped.cancel();
-        assert_eq!(rescan.run(&stopped).await.unwrap().read, 0);
-        let report = rescan.run(&CancellationToken::new()).await.unwrap();
+        assert_eq!(rescan.run(&stopped, &AtomicU64::new(0)).await.unwrap().read, 0);
+        let report = rescan.run(&CancellationToken::new(), &AtomicU64::new(0)).await.unwrap();
         assert!(report.found >= 4, "{url}: {report:?}");
-        assert_eq!(rescan.run(&CancellationToken::new()).await.unwrap().read, 0, "everything was read");
+        assert_eq!(
+            rescan.run(&CancellationToken::new(), &AtomicU64::new(0)).await.unwrap().read,
+            0,
+            "everything was read"
+        );
         beside.until("alice", "the unmined output", |balance| balance.foreign_unconfirmed.satoshis == 250_000).await;
         beside.until("alice", "the mined output", |balance| balance.available.satoshis == 300_000).await;
         beside.stop().await;
@@ -290,9 +294,22 @@ async fn a_submitted_transaction_locks_its_own_outputs() {
         let issue = pay(&[seed.coin(0)], &[(600_000, ALICE), (400_000, BOB)], 1);
         let (vault, alice) = (&beside.vault, owner("alice"));
         let session = vault.open_session(&alice, None, None).await.unwrap();
-        assert_eq!(vault.submission(&alice, session.lock_id, &issue.extended).unwrap().note().await.unwrap(), 1);
         assert_eq!(
-            vault.submission(&alice, session.lock_id, &issue.extended).unwrap().note().await.unwrap(),
+            vault
+                .submission(&alice, session.lock_id, &issue.extended)
+                .unwrap()
+                .record(PermittedInputs::Any)
+                .await
+                .unwrap(),
+            1
+        );
+        assert_eq!(
+            vault
+                .submission(&alice, session.lock_id, &issue.extended)
+                .unwrap()
+                .record(PermittedInputs::Any)
+                .await
+                .unwrap(),
             1,
             "a repeat"
         );
@@ -301,10 +318,20 @@ async fn a_submitted_transaction_locks_its_own_outputs() {
         beside.until("alice", "issued to the session", |balance| balance.soft_locked.satoshis == 600_000).await;
         let others = vault.select(&alice, &SelectionRequest::new(1, Fee::Fixed(0))).await.unwrap_err();
         assert!(matches!(others, VaultError::InsufficientBalance { locked: 600_000, .. }), "{others}");
-        let error = vault.submission(&alice, super::lock(99), &issue.extended).unwrap().note().await.unwrap_err();
+        let error = vault
+            .submission(&alice, super::lock(99), &issue.extended)
+            .unwrap()
+            .record(PermittedInputs::Any)
+            .await
+            .unwrap_err();
         assert!(matches!(error, VaultError::NoLock(_)), "{error}");
         vault.soft_lock_release(&alice, session.lock_id, None).await.unwrap();
-        let error = vault.submission(&alice, session.lock_id, &issue.extended).unwrap().note().await.unwrap_err();
+        let error = vault
+            .submission(&alice, session.lock_id, &issue.extended)
+            .unwrap()
+            .record(PermittedInputs::Any)
+            .await
+            .unwrap_err();
         assert!(matches!(error, VaultError::LockEnded(_)), "{error}");
         beside.until("alice", "free", |balance| balance.available.satoshis == 600_000).await;
         beside.stop().await;

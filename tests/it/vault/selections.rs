@@ -3,13 +3,16 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use utxo_store::{
+    event::{Event, OutcomeEvent, OutcomeKind, OutcomeSource, Validated},
     record::SpendingData,
     store::spend_status::SpendStatus,
-    tx::{Outpoint, Txid},
-    vault::{Fee, SelectedOutputs, SelectionRequest, Strategy, Terms, VaultError},
+    tx::{Outpoint, Output, Transaction, TransactionBuilder, Txid},
+    vault::{
+        Fee, LockCondition, LockId, ReserveObstacle, SelectedOutputs, SelectionRequest, Strategy, Terms, VaultError,
+    },
 };
 
-use super::{fake_store::FakeWorld, lock, on_each_database, outpoint, owner};
+use super::{fake_store::FakeWorld, lock, on_each_database, outpoint, owner, script};
 
 fn request(amount: u64) -> SelectionRequest {
     SelectionRequest::new(amount, Fee::Fixed(0))
@@ -74,6 +77,38 @@ async fn what_is_missing_is_said() {
         let hopeless = SelectionRequest { wait: Duration::from_secs(20), ..request(20_000) };
         let error = vault.select(&alice, &hopeless).await.unwrap_err();
         assert!(matches!(error, VaultError::InsufficientBalance { .. }), "locks are not what is missing: {error}");
+    })
+    .await;
+}
+
+/// Protects: a payment is in the log, and the store has not come to the event. The same inputs must not fund another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_output_that_an_event_spends_is_not_handed_out() {
+    on_each_database(async |url: &str| {
+        let world = four_outputs(url).await;
+        let (vault, alice) = (&world.vault, owner("alice"));
+        let sum = async || vault.select(&alice, &SelectionRequest::new(1, Fee::Fixed(0))).await.map(|found| found.sum);
+        let first = sum().await.unwrap();
+        let locks: Vec<LockId> = vault.locks(&alice).await.unwrap().iter().map(|lock| lock.id).collect();
+        let held = vault.outputs(&alice, &LockCondition::LockedOnly, None, 10).await.unwrap();
+        vault.soft_lock_release(&alice, locks[0], None).await.unwrap();
+        let spent = held[0].output.outpoint;
+        let previous = Output { satoshis: first, script: &script("alice") };
+        let builder = TransactionBuilder::default().input(spent, &[7], u32::MAX, Some(previous));
+        let spend = builder.output(1, &[0x53]).extended();
+        let txid = Transaction::parse(&spend).unwrap().txid();
+        world.publish("txs", &txid.0, Validated { tx: &spend, height: 100, locked: false }.encode()).await;
+        world.settle().await;
+        assert!(sum().await.unwrap() < first, "the store still has the output as unspent");
+        let refused = vault.soft_lock_reserve(&alice, lock(77), &[spent], None).await.unwrap_err();
+        let VaultError::StatesNotAvailable(obstacles) = refused else { panic!("{refused}") };
+        assert_eq!(obstacles, [(spent, ReserveObstacle::Claimed)]);
+        // A verdict against the spender frees the output.
+        let kind = OutcomeKind::Refused { code: "INVALID".into(), message: "no".into() };
+        let outcome = OutcomeEvent { txid, source: OutcomeSource::Chain { offset: 1 }, kind };
+        world.publish("outcomes", &txid.0, Event::Outcome(outcome).encode()).await;
+        world.settle().await;
+        assert_eq!(sum().await.unwrap(), first);
     })
     .await;
 }

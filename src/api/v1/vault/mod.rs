@@ -33,9 +33,9 @@ use refusal::VaultProblem;
 use super::{ApiDocument, NoParams, OpenApi, Params, description, document_text, log::LogAccess, refuse_web_pages};
 use crate::{
     api::{
-        access::{AccessControl, OwnerAccess},
+        access::{AccessControl, OwnerAccess, Role},
         limits::HttpLimits,
-        problem::Problem,
+        problem::{Problem, ProblemKind},
     },
     telemetry::VaultMetrics,
     tx::Network,
@@ -130,12 +130,33 @@ impl FromRequestParts<VaultContext> for PermittedOwner {
     }
 }
 
+/// Owner of a path, for a token of all owners. A wallet that may watch any script could spend the outputs of every owner
+/// that is not watched yet.
+pub struct ForAllOwners(PermittedOwner);
+
+impl FromRequestParts<VaultContext> for ForAllOwners {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, context: &VaultContext) -> Result<Self, Problem> {
+        let permitted = PermittedOwner::from_request_parts(parts, context).await?;
+        match permitted.access {
+            OwnerAccess::All => Ok(ForAllOwners(permitted)),
+            OwnerAccess::Own => {
+                let detail = "the request needs a token with the role command: a wallet does not choose its scripts";
+                Err(Problem::new(ProblemKind::Forbidden, detail))
+            }
+        }
+    }
+}
+
 fn routes() -> (Router<VaultContext>, openapi::OpenApi) {
-    let mut vault = OpenApiRouter::new()
+    let mut watch = OpenApiRouter::new()
         .routes(routes!(scripts::post_vault_scripts))
-        .routes(routes!(scripts::get_vault_scripts))
         .routes(routes!(scripts::post_vault_scripts_unwatch))
-        .routes(routes!(scripts::post_vault_rescans))
+        .routes(routes!(scripts::post_vault_rescans));
+    description::require_role(watch.get_openapi_mut(), Role::Command.into());
+    let mut vault = OpenApiRouter::new()
+        .routes(routes!(scripts::get_vault_scripts))
         .routes(routes!(scripts::get_vault_rescans))
         .routes(routes!(outputs::get_vault_balance))
         .routes(routes!(outputs::get_vault_outputs))
@@ -147,7 +168,7 @@ fn routes() -> (Router<VaultContext>, openapi::OpenApi) {
         .routes(routes!(locks::post_vault_sessions_heartbeat))
         .routes(routes!(spend::post_vault_transactions));
     description::require_role(vault.get_openapi_mut(), WALLET);
-    OpenApiRouter::with_openapi(ApiDocument::openapi()).merge(vault).split_for_parts()
+    OpenApiRouter::with_openapi(ApiDocument::openapi()).merge(vault).merge(watch).split_for_parts()
 }
 
 /// Builds the router of the vault, with its description at `/openapi.json`.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::{Json, extract::State, http::HeaderMap};
 use serde::Deserialize;
+use tokio::sync::oneshot;
 use utoipa::IntoParams;
 
 use super::{PermittedOwner, VaultContext, refusal::VaultProblem};
@@ -16,7 +17,7 @@ use crate::{
     },
     tx::Outpoint,
     vault::{
-        LockCondition, LockId,
+        LockCondition, LockId, Owner, SelectedOutputs, SelectionRequest, VaultError,
         model::{
             BalanceView, MissingFunds, OwnerOutput, OwnerOutputs, ReleaseAnswer, ReleaseRequest, ReserveAnswer,
             ReserveRequest, SelectAnswer, SelectRequest, UnavailableOutputs,
@@ -223,9 +224,31 @@ pub async fn post_vault_outputs_select(
             Some(permit)
         }
     };
-    let select = context.vault.select(&permitted.owner, &request);
-    let selected = context.ask_waiting(wait, select);
+    let selected = context.ask_waiting(wait, select_or_give_back(&context, permitted.owner, request));
     Ok(Json(SelectAnswer::of(&context.count("select", selected.await)?, context.network)))
+}
+
+/// Selects in a task of its own. Where the request ends before the selection, because of its time limit or because the
+/// client has gone, the outputs are free again, unless a repeat of the request finds them by its id.
+async fn select_or_give_back(
+    context: &VaultContext,
+    owner: Owner,
+    request: SelectionRequest,
+) -> Result<SelectedOutputs, VaultError> {
+    let (vault, (answer, answered)) = (context.vault.clone(), oneshot::channel());
+    tokio::spawn(async move {
+        let selected = vault.select(&owner, &request).await;
+        let Err(Ok(lost)) = answer.send(selected) else { return };
+        if request.request_id.is_some() {
+            return;
+        }
+        let outpoints: Vec<Outpoint> = lost.outputs.iter().map(|(output, _)| output.outpoint).collect();
+        if let Err(error) = vault.soft_lock_release(&owner, lost.lock_id, Some(&outpoints)).await {
+            let lock_id = lost.lock_id;
+            tracing::warn!(%lock_id, %error, "vault: outputs that nobody waited for stay locked until the lock ends");
+        }
+    });
+    answered.await.unwrap_or_else(|_| Err(VaultError::Fatal("a selection has ended without a result".to_owned())))
 }
 
 fn read_outpoints(texts: &[String]) -> Result<Vec<Outpoint>, Problem> {

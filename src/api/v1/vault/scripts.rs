@@ -4,9 +4,10 @@ use axum::{Json, extract::State, http::HeaderMap};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::{PermittedOwner, VaultContext, refusal::VaultProblem};
+use super::{ForAllOwners, PermittedOwner, VaultContext, refusal::VaultProblem};
 use crate::{
     api::{
+        byte_budget::RequestBytes,
         limits::LimitedBody,
         problem::Problem,
         v1::params::{JSON, NoParams, Params, parse_json, require_media_type},
@@ -20,9 +21,11 @@ use crate::{
     },
 };
 
-/// Scripts of one answer, unless the request names a number, and at most.
-const USUAL_SCRIPTS: u64 = 1_000;
-const MOST_SCRIPTS: u64 = 10_000;
+/// Scripts of one answer, at most.
+const MOST_SCRIPTS: u64 = 1_000;
+/// Memory of a script in an answer, besides its bytes, and copies of these.
+const SCRIPT_BYTES: u64 = 256;
+const SCRIPT_COPIES: u64 = 5;
 
 /// Part of a list of scripts.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -31,7 +34,7 @@ const MOST_SCRIPTS: u64 = 10_000;
 pub struct ScriptParams {
     /// Number of scripts to pass over. Default: 0.
     skip: Option<u64>,
-    /// Most scripts of the answer: at most 10,000, by default 1,000.
+    /// Most scripts of the answer: at most 1,000, which is the default.
     limit: Option<u64>,
 }
 
@@ -53,7 +56,7 @@ pub struct ScriptParams {
 )]
 pub async fn post_vault_scripts(
     State(context): State<VaultContext>,
-    permitted: PermittedOwner,
+    ForAllOwners(permitted): ForAllOwners,
     Params(NoParams {}): Params<NoParams>,
     headers: HeaderMap,
     LimitedBody(body): LimitedBody,
@@ -61,6 +64,9 @@ pub async fn post_vault_scripts(
     require_media_type(&headers, JSON)?;
     let WatchRequest { scripts, rescan } = parse_json(&body)?;
     let scripts = read_scripts(&context, &scripts.0)?;
+    if rescan == Some(RescanSource::Store) {
+        context.rescan.check_store()?;
+    }
     let watched = context.ask(context.vault.watch(&permitted.owner, &scripts)).await?;
     if let Some(source) = rescan {
         begin_rescan(&context, source, watched.version - 1).await?;
@@ -83,10 +89,14 @@ pub async fn get_vault_scripts(
     State(context): State<VaultContext>,
     permitted: PermittedOwner,
     Params(params): Params<ScriptParams>,
+    memory: RequestBytes,
 ) -> Result<Json<ScriptList>, VaultProblem> {
-    let limit = params.limit.unwrap_or(USUAL_SCRIPTS).min(MOST_SCRIPTS);
+    let limit = params.limit.unwrap_or(MOST_SCRIPTS).min(MOST_SCRIPTS);
+    memory.reserve(limit * SCRIPT_BYTES)?;
     let read = context.vault.scripts(&permitted.owner, params.skip.unwrap_or(0), limit);
     let scripts = context.ask(read).await?;
+    let bytes: usize = scripts.iter().map(|script| script.script.len()).sum();
+    memory.reserve(bytes as u64 * SCRIPT_COPIES)?;
     Ok(Json(ScriptList { scripts: scripts.into_iter().map(ScriptView::from).collect() }))
 }
 
@@ -105,7 +115,7 @@ pub async fn get_vault_scripts(
 )]
 pub async fn post_vault_scripts_unwatch(
     State(context): State<VaultContext>,
-    permitted: PermittedOwner,
+    ForAllOwners(permitted): ForAllOwners,
     Params(NoParams {}): Params<NoParams>,
     headers: HeaderMap,
     LimitedBody(body): LimitedBody,
@@ -133,7 +143,7 @@ pub async fn post_vault_scripts_unwatch(
 )]
 pub async fn post_vault_rescans(
     State(context): State<VaultContext>,
-    permitted: PermittedOwner,
+    ForAllOwners(permitted): ForAllOwners,
     Params(NoParams {}): Params<NoParams>,
     headers: HeaderMap,
     LimitedBody(body): LimitedBody,

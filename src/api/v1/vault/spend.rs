@@ -26,10 +26,11 @@ use crate::{
         },
     },
     client::submitted::SubmitOutcome,
+    record::Verdict,
     store::spend_status::SpendStatus,
     tx::{Outpoint, Txid},
     vault::{
-        Vault,
+        PermittedInputs, Vault,
         model::{SpendAnswer, SpendRequest, UnavailableOutputs},
     },
 };
@@ -93,25 +94,27 @@ pub async fn post_vault_transactions(
     let transactions = [hex::decode(transaction).map_err(malformed)?];
     let txids = check_transactions(&transactions)?;
     let [extended] = &transactions;
-    let (vault, owner) = (&context.vault, &permitted.owner);
-    let prepare = async {
-        let submission = vault.submission(owner, lock_id, extended)?;
-        if permitted.access == OwnerAccess::Own {
-            submission.check_inputs().await?;
-        }
-        let locked = submission.note().await?;
-        Ok((locked, vault.tip().await?))
+    let vault = &context.vault;
+    let permitted_inputs = match permitted.access {
+        OwnerAccess::Own => PermittedInputs::Reserved,
+        OwnerAccess::All => PermittedInputs::Any,
     };
-    let prepared = context.ask(prepare);
-    let (locked_outputs, tip) = context.count("spend", prepared.await)?;
+    // Whatever can fail without the transaction fails before the transaction is recorded.
+    let tip = context.ask(vault.tip()).await?;
+    context.log.publisher(&context.limits).await?;
     // Opened before the event is published, so that no outcome is missed.
     let outcomes = match params.wait {
         Some(WaitFor::Live) => Some((context.log.follow(&context.limits).await?, context.limits.open_stream()?)),
         None => None,
     };
     let height = tip.height.saturating_add(1);
-    let published = publish((&context.log, &context.limits), &transactions, &txids, height, false).await?;
-    let submitted = published.map_err(|partly| partly.problem)?;
+    let recorded = async {
+        let record = async { vault.submission(&permitted.owner, lock_id, extended)?.record(permitted_inputs).await };
+        let locked_outputs = context.ask(record).await?;
+        let published = publish((&context.log, &context.limits), &transactions, &txids, height, false).await?;
+        Ok((locked_outputs, published.map_err(|partly| partly.problem)?))
+    };
+    let (locked_outputs, submitted) = context.count("spend", Box::pin(recorded).await)?;
     let mut outcome = None;
     if let Some((outcomes, _permit)) = outcomes {
         place.leave();
@@ -130,9 +133,13 @@ impl TransactionLookup for Vault {
     async fn look(&self, txids: &[Txid], is_last: bool) -> Vec<Option<SubmitOutcome>> {
         let first_outputs: Vec<Outpoint> = txids.iter().map(|txid| Outpoint { txid: *txid, vout: 0 }).collect();
         let outcome = |status: SpendStatus| match status {
-            SpendStatus::NotFound | SpendStatus::Creating => None,
+            // A pruned transaction was live, or was conflicting.
+            SpendStatus::NotFound | SpendStatus::Creating | SpendStatus::Pruned(_) => None,
             // The event itself may open the verdict again until the last look.
-            SpendStatus::Conflicting(_) => is_last.then(|| SubmitOutcome::Conflicting { reason: status.to_string() }),
+            SpendStatus::Conflicting(Verdict::Conflicting(reason)) if is_last => {
+                Some(SubmitOutcome::Conflicting { reason: reason.to_string() })
+            }
+            SpendStatus::Conflicting(_) => None,
             _ => Some(SubmitOutcome::Live),
         };
         let states = self.statuses(&first_outputs).await.into_iter();
