@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    broker::{Broker, NewTopic, OutgoingMessage, TopicPartition, memory::MemoryBroker},
+    broker::{Broker, NewTopic, OutgoingMessage, Producer, TopicPartition, memory::MemoryBroker},
     config::{Config, Topics},
     engine::{StoreUrl, sql::SqlAccess},
     event::{Event, PartialOutput, PartialTxEvent, Validated},
@@ -64,6 +64,8 @@ pub struct World {
     follower: Arc<Follower>,
     asker: Asker,
     scripts: Vec<Bytes>,
+    producer: Arc<dyn Producer>,
+    topic: Arc<str>,
 }
 
 fn script(number: u64) -> Bytes {
@@ -103,18 +105,19 @@ impl World {
             vault.watch(&owner(number), &[script]).await.expect("the script is new");
         }
         let asker = Asker::new(vault.clone(), AskerSettings::default());
-        World { vault, store, broker, follower, asker, scripts }
+        let producer = broker.producer().await.expect("a log in memory");
+        let topic = topics().validated_txs.as_str().into();
+        World { vault, store, broker, follower, asker, scripts, producer, topic }
     }
 
     async fn publish(&self, key: Txid, payload: Vec<u8>) {
         let message = OutgoingMessage {
-            topic: topics().validated_txs.as_str().into(),
+            topic: self.topic.to_string(),
             key: Bytes::copy_from_slice(&key.0),
             payload: payload.into(),
             ..OutgoingMessage::default()
         };
-        let producer = self.broker.producer().await.expect("a log in memory");
-        producer.produce(message).await.expect("a log in memory takes messages");
+        self.producer.produce(message).await.expect("a log in memory takes messages");
     }
 
     /// Makes this number of unspent outputs, of each owner as many.

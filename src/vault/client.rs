@@ -37,8 +37,8 @@ impl VaultClient {
         format!("/v1/vault/{}/{rest}", self.owner)
     }
 
-    /// Watches scripts under the name of the owner; needs a token of the role `command`. `rescan`: source of their earlier
-    /// outputs.
+    /// Watches scripts under the name of the owner; needs a token of the role `command`. `rescan`: source of their
+    /// earlier outputs.
     ///
     /// # Errors
     /// A script is malformed, of another network, or of another owner.

@@ -216,8 +216,8 @@ async fn record_outputs(transaction: &mut PlainTransaction, outputs: &[SeenOutpu
     Ok(())
 }
 
-/// Records which transactions spend which outputs. `bars_until`: time up to which the claims keep the outputs from being
-/// handed out; 0: the store shows the spenders.
+/// Records which transactions spend which outputs. `bars_until`: time up to which the claims keep the outputs from
+/// being handed out; 0: the store shows the spenders.
 pub(super) async fn record_claims(
     transaction: &mut PlainTransaction,
     claims: &[Claim],

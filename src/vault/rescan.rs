@@ -220,7 +220,8 @@ impl Rescan {
         let (low, high) = until_answered(|| self.broker.watermarks(&part.partition)).await?;
         let (next, end) = (part.next.max(low), part.end.min(high));
         if (next, end) != (part.next, part.end) {
-            tracing::warn!(partition = %part.partition, part.next, part.end, low, high, "vault: a rescan misses events");
+            let partition = &part.partition;
+            tracing::warn!(%partition, part.next, part.end, low, high, "vault: a rescan misses events");
         }
         if next >= end {
             return Ok(self.note_progress(part, part.end).await?);

@@ -64,8 +64,8 @@ const PUBLISH_MS: i64 = 60_000;
 
 impl Submission<'_> {
     /// Records the transaction before its publish: its outputs of watched scripts of the owner have the lock until the
-    /// lock ends, and no other request gets its inputs. Returns the number of these outputs. A transaction that is never
-    /// published leaves pending outputs, which the vault forgets.
+    /// lock ends, and no other request gets its inputs. Returns the number of these outputs. A transaction that is
+    /// never published leaves pending outputs, which the vault forgets.
     ///
     /// A repeat succeeds also after the end of the lock, so that its caller publishes the same transaction again.
     ///

@@ -226,8 +226,8 @@ pub struct UnavailableOutput {
     /// Outpoint of the output, `txid:vout`.
     pub outpoint: String,
     /// `unknown`: the vault has no such output of the owner. `locked`: another lock has the output. `claimed`: an
-    /// event names a spender that the store does not show yet. `not-reserved`: the transaction spends an output that its
-    /// lock does not have. Otherwise the state of the output.
+    /// event names a spender that the store does not show yet. `not-reserved`: the transaction spends an output that
+    /// its lock does not have. Otherwise the state of the output.
     pub reason: String,
 }
 

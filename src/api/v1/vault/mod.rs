@@ -130,8 +130,8 @@ impl FromRequestParts<VaultContext> for PermittedOwner {
     }
 }
 
-/// Owner of a path, for a token of all owners. A wallet that may watch any script could spend the outputs of every owner
-/// that is not watched yet.
+/// Owner of a path, for a token of all owners. A wallet that may watch any script could spend the outputs of everybody
+/// whose scripts are not watched yet.
 pub struct ForAllOwners(PermittedOwner);
 
 impl FromRequestParts<VaultContext> for ForAllOwners {
