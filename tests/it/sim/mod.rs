@@ -40,6 +40,8 @@ mod shrink;
 mod swarm;
 mod text;
 mod trace;
+#[cfg(feature = "vault")]
+mod vault;
 
 use std::{
     sync::{

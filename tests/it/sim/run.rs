@@ -13,7 +13,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     blob::{self as blobs, BlobOptions, BlobStore, fault::FaultStore},
-    broker::{Broker, TopicPartition, memory::MemoryFaults},
+    broker::{
+        Broker, TopicPartition,
+        memory::{MemoryBroker, MemoryFaults},
+    },
     engine::{
         RecordEngine,
         fault::{EngineFaults, FaultEngine},
@@ -75,11 +78,22 @@ pub fn run(plan: &Plan, keep_lines: bool) -> RunReport {
     let ended = panics::catch_panic(|| runtime.block_on(Simulation::execute(plan, observer.clone())));
     drop(runtime);
     let failure = match ended {
-        Ok(Ok(())) => observer.first_violations(),
+        #[cfg(feature = "vault")]
+        Ok(Ok(remains)) if super::vault::is_wanted(plan.rng_seed) => {
+            observer.first_violations().or_else(|| super::vault::check(remains).err())
+        }
+        Ok(Ok(_)) => observer.first_violations(),
         Ok(Err(why)) | Err(why) => Some(observer.first_violations().unwrap_or(why)),
     };
     let (hash, lines, coverage) = observer.finish();
     RunReport { hash, lines, coverage, failure }
+}
+
+/// The log and the store that a history leaves, with the transactions that the history has made.
+pub struct Remains {
+    pub broker: MemoryBroker,
+    pub store: StateStore,
+    pub made: Vec<Made>,
 }
 
 type InstanceExit = Option<Result<PipelineReport, InstanceError>>;
@@ -105,7 +119,7 @@ struct Simulation<'a> {
 }
 
 impl<'a> Simulation<'a> {
-    async fn execute(plan: &'a Plan, observer: Arc<Observer>) -> Result<(), String> {
+    async fn execute(plan: &'a Plan, observer: Arc<Observer>) -> Result<Remains, String> {
         let mut simulation = Self::new(plan, observer).await;
         for (id, made) in &simulation.made {
             simulation.observer.trace(format!("tx {id} is {}", made.txid));
@@ -126,7 +140,8 @@ impl<'a> Simulation<'a> {
             simulation.check_snapshot(snapshot).await?;
         }
         simulation.count_coverage().await;
-        Ok(())
+        let Simulation { world, made, .. } = simulation;
+        Ok(Remains { broker: world.broker, store: world.store, made: made.into_values().collect() })
     }
 
     async fn new(plan: &'a Plan, observer: Arc<Observer>) -> Self {

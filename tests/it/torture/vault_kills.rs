@@ -228,8 +228,12 @@ fn kill_under_load(testbed: &mut TestBed, kills: u64, seed: u64, asks_instance: 
     let (payments, selections) = (payments.load(Relaxed), selections.load(Relaxed));
     let repeats = repeats.load(Relaxed);
     let balance = until_balance("the end", all - fees.load(Relaxed));
+    // A lock whose selection was refused at a repeat may be in force; no lock has an output (O-179).
     let locks = runtime.block_on(async { shop.locks().await.unwrap() }).locks;
-    assert!(locks.is_empty(), "every lock was released: {locks:?}");
+    for lock in locks {
+        let released = runtime.block_on(async { shop.release(lock.lock_id, None).await.unwrap() }).released;
+        assert_eq!(released, 0, "a lock has outputs that no wallet holds");
+    }
     assert!(payments > kills / 2 && repeats > 0, "{payments} payments, {repeats} repeats: no kill met a request");
     eprintln!("{kills} kills: {selections} selections, {payments} payments, {repeats} repeats; {} left", sum(&balance));
 }
