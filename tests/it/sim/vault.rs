@@ -1,5 +1,5 @@
-//! A vault over the end of a history: a vault that reads the whole log, and asks the store about every output, must have
-//! exactly the outputs that the store has.
+//! A vault over the end of a history: a vault that reads the whole log, and asks the store about every output, must
+//! have exactly the outputs that the store has.
 //!
 //! The vault works after the history, on a clock of its own: the clock of a simulation jumps while a database works.
 
