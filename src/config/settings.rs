@@ -435,9 +435,9 @@ settings! {
         /// Accept requests (POST) that clear halts and pause partitions (docs/operating/halts-and-recovery.md). With
         /// http.tokens_file they need a token with the role `command`; without, keep the port on loopback.
         control: bool = false;
-        /// File of bearer tokens, one a line: a role (read, submit, command, or wallet:OWNER,OWNER for the vault), a space,
-        /// the token. Read again when the file changes; the streams of a token that is gone end. Without the file the API
-        /// is served on loopback only.
+        /// File of bearer tokens, one a line: a role (read, submit, command, or wallet:OWNER,OWNER for the vault), a
+        /// space, the token. Read again when the file changes; the streams of a token that is gone end. Without the
+        /// file the API is served on loopback only.
         tokens_file: Option<String>, example "/etc/utxo-store/tokens";
         /// Certificate chain (PEM) of the server: HTTPS instead of HTTP. Needs http.tls_key_file. Both files are read
         /// again when one changes.
