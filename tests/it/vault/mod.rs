@@ -1,5 +1,6 @@
 //! The vault on SQLite and PostgreSQL, over a store that the tests write, and over real instances.
 
+mod away;
 mod doors;
 mod fake_store;
 mod following;
