@@ -319,8 +319,8 @@ async fn the_example_pays_from_a_vault() {
     server.world.until_consumed().await;
     let operator = server.client_with("alice", "command");
     operator.watch(vec![ScriptName::Address(address.to_string())], Some(RescanSource::Log)).await.unwrap();
-    let example = std::env::current_exe().unwrap();
-    let example = example.parent().and_then(std::path::Path::parent).unwrap().join("examples/pay_from_vault");
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_utxo-store"));
+    let example = program.parent().unwrap().join("examples/pay_from_vault");
     let (url, token) = (format!("http://{}", server.api.address), server.token_file("alice"));
     let run = async |satoshis: &str| {
         let mut command = tokio::process::Command::new(&example);
