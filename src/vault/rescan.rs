@@ -183,9 +183,9 @@ impl Rescan {
         first_error.map_or(Ok(report), Err)
     }
 
-    /// Returns the first part that this process can read, besides parts that have failed.
-    async fn next_part(&self, failed: &[RescanPart]) -> Result<Option<RescanPart>, VaultError> {
-        let parts = read!(self.vault.database, |transaction| async {
+    /// Reads the parts that are not at their ends.
+    async fn parts(&self) -> Result<Vec<RescanPart>, VaultError> {
+        read!(self.vault.database, |transaction| async {
             let statement = Statement::new(
                 "SELECT topic, partition, above_version, up_to_version, next_offset, end_offset FROM rescans \
                  ORDER BY up_to_version, above_version, topic, partition",
@@ -199,7 +199,12 @@ impl Rescan {
                 Ok(RescanPart { partition, versions, next: columns.number()?, end: columns.number()? })
             };
             transaction.fetch_all(&statement, &kinds).await?.into_iter().map(part).collect::<Result<Vec<_>, _>>()
-        })?;
+        })
+    }
+
+    /// Returns the first part that this process can read, besides parts that have failed.
+    async fn next_part(&self, failed: &[RescanPart]) -> Result<Option<RescanPart>, VaultError> {
+        let parts = self.parts().await?;
         let key = |part: &RescanPart| (part.partition.clone(), part.versions);
         let is_readable = |part: &RescanPart| {
             (self.store.is_some() || &*part.partition.topic != STORE)
@@ -298,21 +303,11 @@ impl Rescan {
     /// # Errors
     /// The database does not answer.
     pub async fn pending(&self) -> Result<Vec<PendingRescan>, VaultError> {
-        read!(self.vault.database, |transaction| async {
-            let statement = Statement::new(
-                "SELECT topic, partition, next_offset, end_offset FROM rescans \
-                 ORDER BY up_to_version, above_version, topic, partition",
-                &[],
-            );
-            let found = transaction.fetch_all(&statement, &[Kind::Text, Kind::Int, Kind::Int, Kind::Int]).await?;
-            let pending = |row: Row| -> Result<PendingRescan, Abort> {
-                let mut columns = Columns::of(row);
-                let partition = TopicPartition { topic: columns.text()?.into(), partition: columns.number()? };
-                let partition = (&*partition.topic != STORE).then_some(partition);
-                Ok(PendingRescan { partition, next: columns.number()?, end: columns.number()? })
-            };
-            found.into_iter().map(pending).collect()
-        })
+        let pending = |RescanPart { partition, next, end, .. }: RescanPart| {
+            let partition = (&*partition.topic != STORE).then_some(partition);
+            PendingRescan { partition, next, end }
+        };
+        Ok(self.parts().await?.into_iter().map(pending).collect())
     }
 
     /// Finds mined outputs of scripts that were added after a version, in the store. Unmined transactions are found in

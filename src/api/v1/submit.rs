@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Longest accepted wait for the outcomes.
-pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Pause between two looks at the store, where no outcome comes: outcomes can be switched off.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -173,13 +173,7 @@ pub async fn post_transactions(
     memory: RequestBytes,
     LimitedBody(body): LimitedBody,
 ) -> Result<Response, Problem> {
-    if params.timeout_ms.is_some() && params.wait.is_none() {
-        return Err(Problem::bad_request("timeout_ms: only a request with `wait=live` waits"));
-    }
-    let wait = Duration::from_millis(params.timeout_ms.unwrap_or(10_000));
-    if wait > LONGEST_WAIT {
-        return Err(Problem::bad_request(format!("timeout_ms: at most {}", LONGEST_WAIT.as_millis())));
-    }
+    let wait = read_wait(params.wait, params.timeout_ms)?;
     let size = body.len() as u64;
     let is_binary = media_type(&headers).as_deref() == Some(OCTET_STREAM);
     if !is_binary {
@@ -223,6 +217,18 @@ pub async fn post_transactions(
     };
     let status = if submitted.iter().all(is_known) { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(SubmitAnswer { transactions: submitted })).into_response())
+}
+
+/// Returns the longest wait of a request for the outcomes of its transactions.
+pub(super) fn read_wait(wait: Option<WaitFor>, timeout_ms: Option<u64>) -> Result<Duration, Problem> {
+    if timeout_ms.is_some() && wait.is_none() {
+        return Err(Problem::bad_request("timeout_ms: only a request with `wait=live` waits"));
+    }
+    let longest = Duration::from_millis(timeout_ms.unwrap_or(10_000));
+    if longest > LONGEST_WAIT {
+        return Err(Problem::bad_request(format!("timeout_ms: at most {}", LONGEST_WAIT.as_millis())));
+    }
+    Ok(longest)
 }
 
 /// Refuses a height that no block near the tip has: the height decides which coinbases are mature, and which frozen

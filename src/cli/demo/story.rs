@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Write},
+    sync::Arc,
     time::Instant,
 };
 
@@ -78,6 +79,20 @@ pub async fn run_story(
         store.engine.close().await?;
         before = after;
     }
+    end_story(config, broker, directory, started, &mut out).await
+}
+
+/// Rebuilds the store from the log, compares the digests and prints the last line of a story.
+///
+/// # Errors
+/// The digests differ, or a step failed.
+pub async fn end_story(
+    config: &Config,
+    broker: Arc<dyn Broker>,
+    directory: &DemoDirectory,
+    started: Instant,
+    out: &mut impl Write,
+) -> CliResult {
     let rebuilt = opening::open_store(config, &directory.rebuilt(), &Default::default()).await?;
     Box::pin(rebuild(config, broker, &rebuilt, 0, &Timeline::silent())).await?;
     let live = opening::open_store(config, &config.store.url, &Default::default()).await?;

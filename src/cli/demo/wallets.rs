@@ -10,7 +10,7 @@ use std::{
 use indicatif::ProgressBar;
 use tokio_util::sync::CancellationToken;
 
-use super::{child::ChildInstance, directory::DemoDirectory, log::DemoLog, rebuild, timeline::Timeline};
+use super::{child::ChildInstance, directory::DemoDirectory, log::DemoLog, story::end_story};
 use crate::{
     broker::Producer,
     cli::{
@@ -22,7 +22,6 @@ use crate::{
     config::{Config, Topics},
     event::{Event, PartialOutput, PartialTxEvent, Topic, Validated},
     generate::{ANYONE_CAN_SPEND, Message, SyntheticBlock, compute_txid},
-    store::digest::survey,
     tx::{Outpoint, Output, TransactionBuilder, Txid},
     vault::{
         ClientError, VaultClient, address_of,
@@ -120,18 +119,7 @@ pub async fn run_wallets(
     let Scene { instance, vault, .. } = scene;
     vault.stop().await?;
     instance.stop().await?;
-    let rebuilt = opening::open_store(config, &directory.rebuilt(), &Default::default()).await?;
-    Box::pin(rebuild(config, broker, &rebuilt, 0, &Timeline::silent())).await?;
-    let live = opening::open_store(config, &config.store.url, &Default::default()).await?;
-    let (digest, again) = (survey(&live, |_| {}).await?.digest, survey(&rebuilt, |_| {}).await?.digest);
-    live.engine.close().await?;
-    rebuilt.engine.close().await?;
-    if digest != again {
-        return Err(Failure::new(format!("the store has digest {digest}, and its rebuild {again}")));
-    }
-    let seconds = started.elapsed().as_secs_f64();
-    writeln!(output::stdout(), "A rebuild from the log has the same digest, {digest}. {seconds:.1} s.")?;
-    Ok(())
+    end_story(config, broker, directory, started, &mut output::stdout()).await
 }
 
 impl<'a> Scene<'a> {

@@ -40,7 +40,7 @@ const SCRIPT: [u8; 3] = [0x51, 9, 9];
 /// Longest time for a request with its repeats.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the wallets know: the model of the vault.
+/// Model of the vault: the outputs that wallets hold, and the fees that they have paid.
 #[derive(Default)]
 struct Ledger {
     /// Outputs that a wallet holds, with its lock.

@@ -1,7 +1,5 @@
 //! `POST /v1/vault/{owner}/transactions`: publishes a transaction that spends reserved outputs.
 
-use std::time::Duration;
-
 use axum::{
     Json,
     extract::State,
@@ -20,7 +18,7 @@ use crate::{
         v1::{
             params::{JSON, Params, parse_json, require_media_type},
             submit::{
-                LONGEST_WAIT, SubmittedTransaction, TransactionLookup, WaitFor, check_transactions, publish,
+                SubmittedTransaction, TransactionLookup, WaitFor, check_transactions, publish, read_wait,
                 wait_for_outcomes,
             },
         },
@@ -82,13 +80,7 @@ pub async fn post_vault_transactions(
     LimitedBody(body): LimitedBody,
 ) -> Result<(StatusCode, Json<SpendAnswer>), VaultProblem> {
     require_media_type(&headers, JSON)?;
-    if params.timeout_ms.is_some() && params.wait.is_none() {
-        return Err(Problem::bad_request("timeout_ms: only a request with `wait=live` waits").into());
-    }
-    let wait = Duration::from_millis(params.timeout_ms.unwrap_or(10_000));
-    if wait > LONGEST_WAIT {
-        return Err(Problem::bad_request(format!("timeout_ms: at most {}", LONGEST_WAIT.as_millis())).into());
-    }
+    let wait = read_wait(params.wait, params.timeout_ms)?;
     let SpendRequest { lock_id, transaction } = parse_json(&body)?;
     let malformed = |error| Problem::bad_request(format!("the transaction is no hexadecimal text: {error}"));
     let transactions = [hex::decode(transaction).map_err(malformed)?];
