@@ -26,6 +26,9 @@ static VAULT: Schema = Schema {
     remedy: "use the program that wrote the vault",
 };
 
+/// Connections of one process to a server, at most, unless the URL names a number: requests beyond wait for a connection.
+/// More transactions at the same time only wait for each other's rows.
+const CONNECTIONS: u32 = 16;
 /// Attempts of a transaction that loses races with others, and the first pause between two. The pause doubles.
 const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(2);
@@ -99,7 +102,8 @@ pub(super) use read;
 impl VaultDatabase {
     /// Opens the database, or creates the tables in an empty one.
     pub async fn open(settings: &SqlSettings, network: Network, access: &SqlAccess) -> Result<Self, OpenSqlError> {
-        let database = PlainDatabase::open(settings, &VAULT, network, access).await?;
+        let access = SqlAccess { max_open: access.max_open.min(CONNECTIONS), ..access.clone() };
+        let database = PlainDatabase::open(settings, &VAULT, network, &access).await?;
         Ok(VaultDatabase { database, timeout: access.timeout })
     }
 

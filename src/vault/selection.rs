@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Outputs that a selection in order reads first; each further read takes four times as many.
-const FIRST_COINS: i64 = 16;
+const FIRST_COINS: i64 = 4;
 /// Outputs among which a selection searches, at most.
 const SEARCHED_COINS: i64 = 500;
 /// First and longest pause between two attempts of a selection that waits.

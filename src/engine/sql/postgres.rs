@@ -2,7 +2,10 @@
 //!
 //! A list of rows is one array for each column (`unnest`), so that a statement is the same for every number of rows.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::{
+    sync::{Arc, OnceLock, Weak},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use sqlx::{
@@ -26,6 +29,8 @@ const STATEMENT_ROWS: usize = 4_096;
 const STATEMENT_BYTES: usize = 64 << 20;
 /// Transactions that write at the same time. More only wait for the server's log.
 const WRITERS: u32 = 8;
+/// Age from which a surplus connection is closed, and time after which an unused connection is closed.
+const SURPLUS_AGE: Duration = Duration::from_secs(60);
 /// Columns of an index query: the value, and the key of `transactions`.
 const INDEXED_KINDS: [Kind; 3] = [Kind::Int, Kind::Bytes, Kind::Int];
 /// Settings of a session of PostgreSQL. Plans are made once and use the indexes: the plan of an empty table would scan
@@ -88,7 +93,8 @@ fn select_identity(schema: &Schema) -> String {
 
 pub(super) struct PostgresTransaction(Transaction<'static, Postgres>);
 
-/// Opens the pool of a server. Connections above `max_idle` are closed when they are given back.
+/// Opens the pool of a server. A connection above `max_idle` idle ones is closed when it is given back, once it is
+/// [`SURPLUS_AGE`] old. Connections that come and go with each request would cost more than the requests.
 pub(super) async fn open_pool(
     server: &PostgresServer,
     access: &SqlAccess,
@@ -135,9 +141,10 @@ pub(super) async fn open_pool(
         // A connection that the server has ended fails with an error that may be retried.
         .test_before_acquire(false)
         // The pool itself has no limit of idle connections.
-        .after_release(move |_, _| {
+        .idle_timeout(SURPLUS_AGE)
+        .after_release(move |_, connection| {
             let idle = hook.get().and_then(Weak::upgrade).map_or(0, |pool| pool.num_idle());
-            Box::pin(async move { Ok(idle < max_idle as usize) })
+            Box::pin(async move { Ok(idle < max_idle as usize || connection.age < SURPLUS_AGE) })
         })
         .connect_with(options)
         .await?;
