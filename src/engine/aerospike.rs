@@ -7,6 +7,7 @@
 //! | `rewrite` | every operation through the pure function, written by generation |
 //! | `bins`, `packed`, `names`, `keys` | records and keys as the server stores them |
 //! | `selected` | reads of parts of pages |
+//! | `layout` | the bins of pages: few of them, or those of the reference system |
 //! | `template` | expressions that are packed once, with holes |
 //! | `index`, `scan` | queries by secondary index, scans with a cursor |
 //! | `checks`, `info` | checks of a cluster before it is used |
@@ -30,6 +31,7 @@ mod index;
 mod info;
 mod info_connection;
 mod keys;
+mod layout;
 mod members;
 mod names;
 mod native;
@@ -67,11 +69,13 @@ use checks::CheckedCluster;
 use errors::{RequestKind, damaged, engine_error};
 use incarnation::IncarnationTracker;
 use keys::StoreLocation;
+
 use members::Members;
 use native::NativeOperations;
 use settings::Policies;
 
 pub use connection::OpenAerospikeError;
+pub use layout::Layout;
 pub use settings::{Access, AerospikeSettings};
 
 /// Records that one read request asks for, at most.
@@ -99,6 +103,7 @@ enum Nodes {
 struct ConnectedCluster {
     nodes: Nodes,
     rules: Rules,
+    layout: Layout,
     location: StoreLocation,
     policies: Policies,
     natives: NativeOperations,
@@ -149,12 +154,15 @@ impl AerospikeEngine {
             Some(members) => Nodes::Members(members),
         };
         let checked = nodes.check(settings, &policies).await?;
+        let location = StoreLocation::new(&settings.namespace, &settings.set);
+        let layout = layout::read_layout(&nodes.client(), settings, &policies.batch, &location).await?;
         let cluster = ConnectedCluster {
             nodes,
             rules,
-            location: StoreLocation::new(&settings.namespace, &settings.set),
+            layout,
+            location,
             policies,
-            natives: NativeOperations::new(&rules),
+            natives: NativeOperations::new(layout, &rules),
             loss_window: checked.loss_window,
             incarnations: IncarnationTracker::default(),
             jitter_seed: u64::from(std::process::id()) << 32,
@@ -312,15 +320,16 @@ impl ConnectedCluster {
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
         let policy = BatchReadPolicy::default();
         let to_read = |key: &Key| Ok(BatchOperation::read(&policy, self.location.server_key(key)?, Bins::All));
-        self.read_rows(keys, |key| key, to_read, bins::decode).await
+        self.read_rows(keys, |key| key, to_read, |key, bins| bins::decode(self.layout, key, bins)).await
     }
 
     async fn read_selected(&self, pages: &[(Key, Selection)]) -> Vec<Result<Option<SelectedPage>, EngineError>> {
         let policy = BatchReadPolicy::default();
         let to_read = |(key, selection): &(Key, Selection)| {
-            Ok(selected::read(&policy, self.location.server_key(key)?, *selection))
+            Ok(selected::read(self.layout, &policy, self.location.server_key(key)?, *selection))
         };
-        let decode = |(key, selection): &(Key, Selection), bins| bins::decode_selected(key, *selection, bins);
+        let decode =
+            |(key, selection): &(Key, Selection), bins| bins::decode_selected(self.layout, key, *selection, bins);
         self.read_rows(pages, |(key, _)| key, to_read, decode).await
     }
 

@@ -269,10 +269,14 @@ impl fmt::Display for StoreUrl {
                 write!(f, "?cache_mib={}", options.cache_bytes >> 20)
             }
             StoreUrl::Aerospike(settings) => {
-                let AerospikeSettings { hosts, namespace, set, external_store, connection_queue_size, .. } = settings;
+                let AerospikeSettings { hosts, namespace, set, external_store, connection_queue_size, layout, .. } =
+                    settings;
                 write!(f, "aerospike://{hosts}/{}?set={}", percent_encode(namespace), percent_encode(set))?;
                 if let Some(store) = external_store {
                     write!(f, "&externalStore={}", percent_encode(store))?;
+                }
+                if let Some(layout) = layout {
+                    write!(f, "&layout={layout}")?;
                 }
                 connection_queue_size.map_or(Ok(()), |size| write!(f, "&ConnectionQueueSize={size}"))
             }
@@ -367,6 +371,11 @@ fn parse_aerospike(place: &str, query: &str) -> Result<AerospikeSettings, OpenEr
             }
             "set" => settings.set = value,
             "externalStore" => settings.external_store = Some(value),
+            "layout" => {
+                let layout = value.parse().ok();
+                let expected = "compact or teranode";
+                settings.layout = Some(layout.ok_or(OpenError::BadParameter { key: "layout", expected })?);
+            }
             "ConnectionQueueSize" => settings.connection_queue_size = Some(parse_queue_size(&value)?),
             "LimitConnectionsToQueueSize" => match value.as_str() {
                 "true" => {}

@@ -19,8 +19,9 @@ use bytes::Bytes;
 
 use super::{
     BlockRecord, BoundTopic, ChainTip, CommandRecord, CommandResult, ConsumedOffsets, Key, LockRecord, LogEnds,
-    MetaRecord, Rebuilding, Record, Restored, SnapshotHold,
+    MetaRecord, Page, Rebuilding, Record, Restored, SnapshotHold,
 };
+use crate::tx::Txid;
 use fields::{RecordReader, RecordWriter};
 
 const VERSION: u8 = 1;
@@ -75,6 +76,27 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) {
             w.raw(store_id);
         }
     }
+}
+
+/// Appends the binary form of a page to `out`, without the kind.
+pub fn encode_page(page: &Page, out: &mut Vec<u8>) {
+    let mut w = RecordWriter(out);
+    w.byte(VERSION);
+    page::write(page, &mut w);
+}
+
+/// Decodes what [`encode_page`] wrote. The page shares the memory of the value.
+///
+/// # Errors
+/// Fails for every value that [`encode_page`] does not write for this page.
+pub fn decode_page(txid: Txid, number: u32, value: Bytes) -> Result<Page, CodecError> {
+    let mut r = RecordReader(value);
+    match r.byte()? {
+        VERSION => {}
+        version => return Err(CodecError::Version(version)),
+    }
+    let page = page::read(txid, number, &mut r)?;
+    if r.0.is_empty() { Ok(page) } else { Err(CodecError::Trailing) }
 }
 
 /// Decodes the record that is stored under `key` as `value`. The record shares the memory of the value.

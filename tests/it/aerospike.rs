@@ -9,13 +9,13 @@ use std::{
 use utxo_store::{
     blob::BlobStore,
     engine::{
-        EngineError, ErrorKind, Incarnation, OpenOptions, RecordEngine, Row,
-        aerospike::{AerospikeEngine, AerospikeSettings},
+        EngineError, ErrorKind, Incarnation, OpenOptions, RecordEngine, Row, StoreUrl,
+        aerospike::{AerospikeEngine, AerospikeSettings, Layout},
         conformance::{self, RULES},
     },
     record::{
-        Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Record, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp,
-        TxState, Verdict,
+        Key, Marks, MetaRecord, MinedIn, Operation, Outcome, Page, Phase, Record, Reply, Sequenced, Slot, Spend,
+        SpendSlot, Stamp, TxState, Verdict,
     },
     store::{StateStore, digest::survey, restart_detector::RestartDetector},
     tx::{Txid, UtxoHash},
@@ -33,10 +33,39 @@ use crate::{
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn aerospike_conforms() {
     let Some(server) = AerospikeServer::start() else { return };
-    for check in conformance::CHECKS {
-        check.run(Arc::new(open(&server.settings()).await)).await;
+    for layout in [Layout::Compact, Layout::Teranode] {
+        let settings = || AerospikeSettings { layout: Some(layout), ..server.settings() };
+        for check in conformance::CHECKS {
+            check.run(Arc::new(open(&settings()).await)).await;
+        }
+        conformance::run(Arc::new(open(&settings()).await)).await;
     }
-    conformance::run(Arc::new(open(&server.settings()).await)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_store_keeps_the_layout_in_which_it_was_made() {
+    let Some(server) = AerospikeServer::start() else { return };
+    for (made, other) in [(Layout::Compact, Layout::Teranode), (Layout::Teranode, Layout::Compact)] {
+        let settings = AerospikeSettings { layout: Some(made), ..server.settings() };
+        let engine = open(&settings).await;
+        let late = open(&AerospikeSettings { layout: Some(other), ..settings.clone() }).await;
+        let meta = MetaRecord { network: "main".into(), ..MetaRecord::default() };
+        let row = Row { key: Key::Meta, operation: Operation::CreateMeta(Box::new(meta)) };
+        let answers = engine.apply(&[row]).await;
+        assert!(answers[0].as_ref().unwrap().is_done(), "{answers:?}");
+        let error = refusal(&AerospikeSettings { layout: Some(other), ..settings.clone() }).await;
+        assert!(
+            error.contains(&format!("has the layout `{made}`, and the URL of the store says `{other}`")),
+            "{error}"
+        );
+        let whichever = open(&AerospikeSettings { layout: None, ..settings.clone() }).await;
+        assert!(whichever.read(&[Key::Meta]).await.remove(0).unwrap().is_some());
+        // An instance that was started before the store was made finds out when it reads the meta record.
+        assert_eq!(late.read(&[Key::Meta]).await.remove(0).unwrap_err().kind, ErrorKind::Fatal);
+    }
+    assert!(
+        "aerospike://h/ns?layout=wide".parse::<StoreUrl>().unwrap_err().to_string().contains("compact or teranode")
+    );
 }
 
 async fn open(settings: &AerospikeSettings) -> AerospikeEngine {

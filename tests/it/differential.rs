@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use utxo_store::{
     engine::{
         Index, RecordEngine, Row,
-        aerospike::AerospikeEngine,
+        aerospike::{AerospikeEngine, AerospikeSettings, Layout},
         conformance::{RULES, random_row},
         fjall::{FjallEngine, FjallOptions},
         memory::MemoryEngine,
@@ -30,13 +30,16 @@ async fn memory_and_fjall_agree_on_ten_thousand_operations() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn memory_and_aerospike_agree_on_ten_thousand_operations() {
     let Some(server) = AerospikeServer::start() else { return };
-    let aerospike = Arc::new(AerospikeEngine::open(&server.settings(), RULES).await.unwrap());
-    compare(vec![Arc::new(MemoryEngine::new(RULES)), aerospike.clone()], seed()).await;
-    let counts = aerospike.group_counts();
-    eprintln!("{counts:?}");
-    // Otherwise every operation was read first, and the filter expressions were never tried.
-    assert!(counts.native > 20 && counts.blind_writes > 50, "{counts:?}");
-    assert!(counts.refused > 500 && counts.lost_races == 0, "{counts:?}");
+    for layout in [Layout::Compact, Layout::Teranode] {
+        let settings = AerospikeSettings { layout: Some(layout), ..server.settings() };
+        let aerospike = Arc::new(AerospikeEngine::open(&settings, RULES).await.unwrap());
+        compare(vec![Arc::new(MemoryEngine::new(RULES)), aerospike.clone()], seed()).await;
+        let counts = aerospike.group_counts();
+        eprintln!("{layout}: {counts:?}");
+        // Otherwise every operation was read first, and the filter expressions were never tried.
+        assert!(counts.native > 20 && counts.blind_writes > 50, "{counts:?}");
+        assert!(counts.refused > 500 && counts.lost_races == 0, "{counts:?}");
+    }
 }
 
 #[cfg(feature = "sql")]

@@ -179,7 +179,8 @@ impl RowGroup<'_> {
     }
 
     fn apply_to(&self, cluster: &ConnectedCluster, version: &RecordVersion) -> GroupStep {
-        let mut rewritten = rewrite(&cluster.rules, &self.key, self.server_key(), version, &self.operations);
+        let mut rewritten =
+            rewrite((cluster.layout, &cluster.rules), &self.key, self.server_key(), version, &self.operations);
         // The node that answered may be the only one with this change (`docs/protocols/cluster-fence.md`).
         if cluster.nodes.are_fenced() && version.record.is_some() && rewritten.write.is_none() {
             rewritten.copy_again(self.server_key(), &self.operations);
@@ -250,7 +251,7 @@ impl RowGroup<'_> {
             let message = "the server returned neither a record nor an error";
             return self.fail(damaged(self.operation_name(), self.key, message));
         };
-        match RecordVersion::from_server(&self.key, record) {
+        match RecordVersion::from_server(cluster.layout, &self.key, record) {
             Ok(version) => self.apply_to(cluster, &version),
             Err(error) => self.fail(damaged(self.operation_name(), self.key, error)),
         }

@@ -8,6 +8,7 @@ use futures_util::StreamExt;
 use super::{
     ConnectedCluster, bins,
     errors::{RequestKind, damaged, engine_error},
+    layout::Layout,
     names,
     scan::PARTITIONS,
     template::absent,
@@ -88,7 +89,10 @@ impl ConnectedCluster {
         if from > to || from > greatest {
             return Ok(());
         }
-        let bins = Bins::Some(vec![names::TX_ID.into(), names::PAGE_NUMBER.into(), bin.into()]);
+        let bins = Bins::Some(match self.layout {
+            Layout::Compact => vec![names::TX.into(), bin.into()],
+            Layout::Teranode => vec![names::TX_ID.into(), names::PAGE_NUMBER.into(), bin.into()],
+        });
         let mut statement = Statement::new(self.location.namespace.as_str(), self.location.transactions.as_str(), bins);
         statement.set_filter(Filter::range(bin, from as i64, to.min(greatest) as i64));
         let to_error = |error: &aerospike::Error| engine_error("query", bin, error, RequestKind::Read);

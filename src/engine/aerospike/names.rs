@@ -66,6 +66,16 @@ pub const EXTENDED_BODY: &str = "extendedBody";
 /// Added: a body that the bins `inputs` and `outputs` cannot return byte for byte.
 pub const RAW_BODY: &str = "rawBody";
 
+/// Added, layout `compact`: what never changes of a page, as `bins::compact` encodes it.
+pub const TX: &str = "tx";
+/// Added, layout `compact`: the bits of [`super::layout::flag`]; absent: none.
+pub const FLAGS: &str = "flags";
+/// Added, layout `compact`: slots that are not spent, of those that `recordUtxos` counts.
+pub const UNSPENT: &str = "unspent";
+/// Added, layout `compact`: the blocks that list the transaction, each as 12 bytes, big-endian: height, block id,
+/// subtree index.
+pub const BLOCKS: &str = "blocks";
+
 /// Bins of lock records: the reference document's names, and added names for the owner and the expiry.
 pub mod lock {
     pub const CREATED_AT: &str = "created_at";
@@ -102,6 +112,8 @@ pub mod command {
 /// Bins of the meta record.
 pub mod meta {
     pub const STORE_ID: &str = "storeID";
+    /// The layout of pages; absent: `teranode`.
+    pub const LAYOUT: &str = "layout";
     pub const LAYOUT_VERSION: &str = "layoutVersion";
     pub const NETWORK: &str = "network";
     pub const UTXO_BATCH_SIZE: &str = "utxoBatchSize";

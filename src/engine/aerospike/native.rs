@@ -21,6 +21,7 @@ use aerospike::{
 };
 
 use super::{
+    layout::Layout,
     names,
     packed::Packed,
     template::{Template, absent, hole},
@@ -29,6 +30,7 @@ use crate::record::{Key, MinedIn, Operation, Outcome, Reply, Rules, Sequenced, S
 
 /// The native operations of a store, packed once.
 pub struct NativeOperations {
+    layout: Layout,
     spend: spend::SpendTemplates,
     set_mined: set_mined::SetMinedTemplates,
     unset_mined: unset_mined::UnsetMinedTemplates,
@@ -39,15 +41,16 @@ pub struct NativeOperations {
 }
 
 impl NativeOperations {
-    pub fn new(rules: &Rules) -> Self {
+    pub fn new(layout: Layout, rules: &Rules) -> Self {
         NativeOperations {
-            spend: spend::SpendTemplates::new(rules),
-            set_mined: set_mined::SetMinedTemplates::new(rules),
+            layout,
+            spend: spend::SpendTemplates::new(layout, rules),
+            set_mined: set_mined::SetMinedTemplates::new(layout, rules),
             unset_mined: unset_mined::UnsetMinedTemplates::new(rules),
-            clear_creating: clear_creating::ClearCreatingTemplates::new(),
-            respend: respend::RespendTemplates::new(rules),
-            mark_conflicting: mark_conflicting::MarkConflictingTemplates::new(rules),
-            mark_contested: mark_contested::MarkContestedTemplates::new(),
+            clear_creating: clear_creating::ClearCreatingTemplates::new(layout),
+            respend: respend::RespendTemplates::new(layout, rules),
+            mark_conflicting: mark_conflicting::MarkConflictingTemplates::new(layout, rules),
+            mark_contested: mark_contested::MarkContestedTemplates::new(layout),
         }
     }
 
@@ -58,7 +61,8 @@ impl NativeOperations {
         server_key: ServerKey,
         operations: &[&Operation],
     ) -> Option<NativeRequest> {
-        let AnswerForm::FirstMined(_) = refused.answer else { return None };
+        // In `compact` the blocks are no parallel lists: a second block is left to the pure function.
+        let (AnswerForm::FirstMined(_), Layout::Teranode) = (refused.answer, self.layout) else { return None };
         let [Operation::Sequenced(stamp, Sequenced::SetMined { mined_in, longest_chain })] = operations else {
             return None;
         };
@@ -150,7 +154,7 @@ impl NativeCompiler<'_> {
             Sequenced::SetMined { mined_in, longest_chain } if is_master => {
                 Some(self.set_mined((stamp, *mined_in, *longest_chain), server_key))
             }
-            Sequenced::UnsetMined { block_id, height } if is_master => {
+            Sequenced::UnsetMined { block_id, height } if is_master && self.natives.layout == Layout::Teranode => {
                 Some(self.natives.unset_mined.compile(server_key, stamp, *block_id, *height))
             }
             Sequenced::Respend(respend) => self.natives.respend.compile(is_master, server_key, stamp, respend),

@@ -13,7 +13,8 @@ use aerospike::{
 };
 
 use super::{
-    bins::{self, BadRecord, Bins, slot_bytes},
+    bins::{self, AmountSizes, BadRecord, Bins, slot_bytes},
+    layout::Layout,
     names,
 };
 use crate::record::{self, Key, LockRecord, Operation, Outcome, Page, Record, Rejection, Rules, Slot};
@@ -48,9 +49,9 @@ impl RecordVersion {
     ///
     /// # Errors
     /// The record is damaged.
-    pub fn from_server(key: &Key, record: ServerRecord) -> Result<Self, BadRecord> {
+    pub fn from_server(layout: Layout, key: &Key, record: ServerRecord) -> Result<Self, BadRecord> {
         let generation = record.generation;
-        Ok(RecordVersion { record: Some(bins::decode(key, record.bins)?), generation, is_blind: false })
+        Ok(RecordVersion { record: Some(bins::decode(layout, key, record.bins)?), generation, is_blind: false })
     }
 
     /// Returns a filter for records that the generation does not identify: lock records.
@@ -95,7 +96,7 @@ impl Rewrite {
 
 /// Applies the operations, one after the other, to a version of the record.
 pub fn rewrite(
-    rules: &Rules,
+    (layout, rules): (Layout, &Rules),
     key: &Key,
     server_key: ServerKey,
     version: &RecordVersion,
@@ -119,7 +120,7 @@ pub fn rewrite(
         }
     }
     let now_ms = acquisition_time_ms(operations);
-    let write = changed.then(|| compile_write(key, server_key, version, record.as_ref(), now_ms)).flatten();
+    let write = changed.then(|| compile_write(layout, (key, server_key), version, record.as_ref(), now_ms)).flatten();
     Rewrite { outcomes, write, is_blind: version.is_blind }
 }
 
@@ -134,8 +135,8 @@ fn acquisition_time_ms(operations: &[&Operation]) -> u64 {
 
 /// Compiles the write that replaces `base` by `new`; `None` where the two have equal bins.
 fn compile_write(
-    key: &Key,
-    server_key: ServerKey,
+    layout: Layout,
+    (key, server_key): (&Key, ServerKey),
     base: &RecordVersion,
     new: Option<&Record>,
     now_ms: u64,
@@ -150,7 +151,7 @@ fn compile_write(
         };
         return Some(Box::new(BatchOperation::delete(&policy, server_key)));
     };
-    let bins = bins::encode(key, new);
+    let bins = bins::encode(layout, key, new);
     let mut policy = BatchWritePolicy { expiration: Expiration::Never, ..BatchWritePolicy::default() };
     if let Record::LockRecord(lock_record) = new {
         policy.expiration = Expiration::Seconds(lock_record_ttl_s(lock_record, now_ms));
@@ -168,7 +169,7 @@ fn compile_write(
             if policy.expiration == Expiration::Never {
                 policy.expiration = Expiration::DontUpdate;
             }
-            put_difference(key, old, new, bins)
+            put_difference(layout, key, (old, new), bins)
         }
     };
     (!operations.is_empty()).then(|| Box::new(BatchOperation::write(&policy, server_key, operations)))
@@ -196,11 +197,11 @@ fn put((name, value): (&'static str, Value)) -> ServerOperation {
 }
 
 /// Writes the bins that differ, and removes the bins that `new` does not have.
-fn put_difference(key: &Key, old: &Record, new: &Record, bins: Bins) -> Vec<ServerOperation> {
-    let before = bins::encode(key, old);
+fn put_difference(layout: Layout, key: &Key, (old, new): (&Record, &Record), bins: Bins) -> Vec<ServerOperation> {
+    let before = bins::encode(layout, key, old);
     let removed = before.iter().filter(|(name, _)| !bins.iter().any(|(new, _)| new == name));
     let mut operations: Vec<_> = removed.map(|(name, _)| put((name, Value::Nil))).collect();
-    let slots = changed_slots(old, new);
+    let slots = changed_slots(layout, old, new);
     for (name, value) in bins {
         match &slots {
             Some(slots) if name == names::UTXOS => operations.extend(slots.iter().cloned()),
@@ -212,7 +213,8 @@ fn put_difference(key: &Key, old: &Record, new: &Record, bins: Bins) -> Vec<Serv
 }
 
 /// Returns one write for each changed slot; `None` where the list is better written whole.
-fn changed_slots(old: &Record, new: &Record) -> Option<Vec<ServerOperation>> {
+fn changed_slots(layout: Layout, old: &Record, new: &Record) -> Option<Vec<ServerOperation>> {
+    let page = new.page()?;
     let (old, new) = (slots_of(old)?, slots_of(new)?);
     if old.len() != new.len() {
         return None;
@@ -222,19 +224,29 @@ fn changed_slots(old: &Record, new: &Record) -> Option<Vec<ServerOperation>> {
     if changed.len() > MAX_SLOT_WRITES || changed.iter().any(|(_, slot)| **slot == Slot::Nil) {
         return None;
     }
-    Some(changed.into_iter().filter_map(|(offset, slot)| set_slot(offset as u32, slot)).collect())
+    let set = |offset: usize, bytes| lists::set(names::UTXOS, offset as i64, Value::Blob(bytes));
+    Some(match layout {
+        Layout::Teranode => {
+            let slots = changed.into_iter().filter_map(|(offset, slot)| Some(set(offset, teranode_slot(slot)?)));
+            slots.collect()
+        }
+        Layout::Compact => {
+            let sizes = AmountSizes::of(page);
+            let slots = changed.into_iter().filter_map(|(offset, slot)| Some(set(offset, sizes.slot(offset, slot)?)));
+            slots.collect()
+        }
+    })
 }
 
 fn slots_of(record: &Record) -> Option<&[Slot]> {
     record.page().and_then(|page: &Page| page.utxos.as_deref())
 }
 
-/// Writes one slot; `None` for a nil slot.
-fn set_slot(offset: u32, slot: &Slot) -> Option<ServerOperation> {
+/// Returns the bytes of a slot; `None` for a nil slot.
+fn teranode_slot(slot: &Slot) -> Option<Vec<u8>> {
     let (hash, spender) = slot_bytes(slot)?;
-    let bytes = match spender {
+    Some(match spender {
         Some(spender) => [&hash[..], &spender].concat(),
         None => hash.to_vec(),
-    };
-    Some(lists::set(names::UTXOS, offset.into(), Value::Blob(bytes)))
+    })
 }

@@ -142,7 +142,7 @@ impl ConnectedCluster {
                 }
             },
         };
-        let decoded = bins::decode(&key, record.bins).map_err(|error| damaged("scan", key, error))?;
+        let decoded = bins::decode(self.layout, &key, record.bins).map_err(|error| damaged("scan", key, error))?;
         Ok(Some((key, decoded)))
     }
 }

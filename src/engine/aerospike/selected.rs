@@ -5,7 +5,7 @@ use aerospike::{
     operations::{Operation, get_bin, lists},
 };
 
-use super::names;
+use super::{layout::Layout, names};
 use crate::record::{Selection, SlotRange};
 
 /// Bins that decide whether an output can be spent. `recordUtxos` tells a page with slots from a stub.
@@ -48,7 +48,10 @@ const META: [&str; 20] = [
 ];
 
 /// Builds the read of the selected parts of one page.
-pub fn read(policy: &BatchReadPolicy, key: ServerKey, selection: Selection) -> BatchOperation {
+pub fn read(layout: Layout, policy: &BatchReadPolicy, key: ServerKey, selection: Selection) -> BatchOperation {
+    if layout == Layout::Compact {
+        return read_compact(policy, key, selection);
+    }
     let bins = STATUS.iter().chain(selection.meta.then_some(&META).into_iter().flatten());
     let Some(SlotRange { first, count }) = selection.slots else {
         return BatchOperation::read(policy, key, Bins::Some(bins.map(|name| (*name).to_owned()).collect()));
@@ -61,5 +64,35 @@ pub fn read(policy: &BatchReadPolicy, key: ServerKey, selection: Selection) -> B
         operations.push(range(names::OUTPUTS));
         operations.push(get_bin(names::REASSIGNMENTS));
     }
+    BatchOperation::read_ops(policy, key, operations)
+}
+
+/// Bins of a page in `compact`, besides its slots. Few pages have more than `tx` and the heights.
+const COMPACT: [&str; 17] = [
+    names::TX,
+    names::FLAGS,
+    names::UNSPENT,
+    names::CREATING_AT,
+    names::SPENDABLE_IN,
+    names::REASSIGNMENTS,
+    names::CONTESTED,
+    names::PRUNED,
+    names::VERDICT,
+    names::REASON,
+    names::CHAIN_POS,
+    names::DELETE_AT_HEIGHT,
+    names::BLOCKS,
+    names::UNMINED_SINCE,
+    names::CONFLICTING_CHILDREN,
+    names::SPENT_PAGES,
+    names::PRESERVE_UNTIL,
+];
+
+fn read_compact(policy: &BatchReadPolicy, key: ServerKey, selection: Selection) -> BatchOperation {
+    let Some(SlotRange { first, count }) = selection.slots else {
+        return BatchOperation::read(policy, key, Bins::Some(COMPACT.iter().map(|name| (*name).to_owned()).collect()));
+    };
+    let mut operations: Vec<Operation> = COMPACT.iter().map(|name| get_bin(*name)).collect();
+    operations.push(lists::get_range(names::UTXOS, first.into(), count.into()));
     BatchOperation::read_ops(policy, key, operations)
 }

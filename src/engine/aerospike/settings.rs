@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use super::layout::Layout;
 use aerospike::{AdminPolicy, BatchPolicy, QueryDuration, QueryPolicy, policy::BasePolicy};
 
 /// Location of a store, and the access to its cluster.
@@ -17,6 +18,8 @@ pub struct AerospikeSettings {
     pub external_store: Option<String>,
     /// Most connections to a node (`ConnectionQueueSize`); `None`: [`Access::connections`].
     pub connection_queue_size: Option<usize>,
+    /// Layout of the pages of a new store; `None`: the default. A store that exists must have this layout.
+    pub layout: Option<Layout>,
     /// Access to the cluster: login, encryption, limits.
     pub access: Access,
 }
@@ -79,6 +82,7 @@ impl AerospikeSettings {
             set: set.into(),
             external_store: None,
             connection_queue_size: None,
+            layout: None,
             access: Access::default(),
         }
     }

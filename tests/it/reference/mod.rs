@@ -10,7 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value as Json;
 use utxo_store::{
-    engine::{RecordEngine, aerospike::AerospikeEngine},
+    engine::{
+        RecordEngine,
+        aerospike::{AerospikeEngine, AerospikeSettings, Layout},
+    },
     record::{Outcome, Rules},
 };
 
@@ -71,7 +74,7 @@ enum Start {
 /// Runs every step and returns the differences found.
 async fn replay(start: Start) -> Option<BTreeSet<&'static str>> {
     let server = AerospikeServer::start()?;
-    let settings = server.settings();
+    let settings = AerospikeSettings { layout: Some(Layout::Teranode), ..server.settings() };
     let engine = AerospikeEngine::open(&settings, RULES).await.unwrap();
     let plain = plain::Plain::connect(&settings).await;
     let file = file();

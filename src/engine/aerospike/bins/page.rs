@@ -64,12 +64,17 @@ fn encode_rare_bins(page: &Page, bins: &mut Bins) {
         (names::CREATING, page.creating_at.is_some()),
     ];
     bins.extend(flags.into_iter().filter(|(_, set)| *set).map(|(name, _)| (name, Value::Bool(true))));
+    let numbers = [(names::SPENDING_HEIGHT, page.spending_height), (names::SLOT_HEIGHT, page.slot_height)];
+    bins.extend(numbers.into_iter().filter_map(|(name, value)| Some((name, int(value?)))));
+    encode_rare_numbers(page, bins);
+}
+
+/// Encodes the bins that few pages have, and that change, in both layouts.
+pub fn encode_rare_numbers(page: &Page, bins: &mut Bins) {
     let numbers = [
         (names::CREATING_AT, page.creating_at),
-        (names::SPENDING_HEIGHT, page.spending_height.map(u64::from)),
         (names::DELETE_AT_HEIGHT, page.delete_at_height.map(u64::from)),
         (names::PRUNED, page.pruned.map(u64::from)),
-        (names::SLOT_HEIGHT, page.slot_height.map(u64::from)),
     ];
     bins.extend(numbers.into_iter().filter_map(|(name, value)| Some((name, int(value?)))));
     if let Some(stamp) = &page.chain_pos {
@@ -128,7 +133,7 @@ fn encode_master(page: &Page, master: &Master, bins: &mut Bins) {
     encode_verdict(master.verdict, bins);
 }
 
-fn encode_verdict(verdict: Option<Verdict>, bins: &mut Bins) {
+pub fn encode_verdict(verdict: Option<Verdict>, bins: &mut Bins) {
     let Some(verdict) = verdict else { return };
     if let Verdict::Conflicting(reason) = verdict {
         bins.push((names::REASON, Value::Blob(encode_reason(&reason))));
@@ -168,7 +173,7 @@ pub fn spending_data(spender: &SpendingData) -> [u8; 36] {
     bytes
 }
 
-fn decode_slot(value: Value) -> Result<Slot, BadRecord> {
+pub fn decode_slot(value: Value) -> Result<Slot, BadRecord> {
     if value == Value::Nil {
         return Ok(Slot::Nil);
     }
@@ -187,7 +192,7 @@ fn decode_slot(value: Value) -> Result<Slot, BadRecord> {
     Ok(Slot::Spent(hash, SpendingData { txid: Txid(*txid), input }))
 }
 
-fn encode_txids(txids: &BTreeSet<Txid>) -> Value {
+pub fn encode_txids(txids: &BTreeSet<Txid>) -> Value {
     let mut packed = Packed::with_capacity(5 + 35 * txids.len());
     packed.list(txids.len());
     txids.iter().for_each(|txid| packed.blob(&txid.0));
@@ -202,7 +207,7 @@ fn encode_bitmap(slots: &BTreeSet<u32>) -> Vec<u8> {
     bytes
 }
 
-fn decode_bitmap(bytes: &[u8]) -> BTreeSet<u32> {
+pub fn decode_bitmap(bytes: &[u8]) -> BTreeSet<u32> {
     let bits = bytes
         .iter()
         .zip(0_u32..)
@@ -302,7 +307,7 @@ pub fn decode_selected(
 fn decode_fields(txid: Txid, number: u32, utxos: Option<Vec<Slot>>, bins: &mut BinReader) -> Result<Page, BadRecord> {
     let created_at: u64 = bins.number(names::CREATED_AT)?;
     let creating = bins.flag(names::CREATING)?;
-    let heights = bins.map(names::SPENDABLE_IN)?.into_iter();
+    let fields = FieldsOfBins::decode(bins)?;
     let mut page = Page {
         number,
         version: bins.number(names::VERSION)?,
@@ -321,19 +326,11 @@ fn decode_fields(txid: Txid, number: u32, utxos: Option<Vec<Slot>>, bins: &mut B
         // The reference system does not store the time, so the creation of the record stands in.
         creating_at: bins.optional(names::CREATING_AT)?.or(creating.then_some(created_at)).filter(|_| creating),
         spending_height: bins.optional(names::SPENDING_HEIGHT)?,
-        contested: bins.numbers(names::CONTESTED)?,
+        contested: fields.contested,
         pruned_spenders: decode_bitmap(&bins.optional_blob(names::PRUNED_SPENDERS)?.unwrap_or_default()),
-        utxo_spendable_in: heights
-            .map(|(slot, height)| {
-                Ok((self::number(names::SPENDABLE_IN, &slot)?, self::number(names::SPENDABLE_IN, &height)?))
-            })
-            .collect::<Result<_, _>>()?,
-        reassignments: bins
-            .list(names::REASSIGNMENTS)?
-            .into_iter()
-            .map(decode_reassignment)
-            .collect::<Result<_, _>>()?,
-        chain_pos: bins.optional(names::CHAIN_POS)?.map(decode_stamp).transpose()?,
+        utxo_spendable_in: fields.utxo_spendable_in,
+        reassignments: fields.reassignments,
+        chain_pos: fields.chain_pos,
         delete_at_height: bins.optional(names::DELETE_AT_HEIGHT)?,
         pruned: bins.optional(names::PRUNED)?,
         slot_height: bins.optional(names::SLOT_HEIGHT)?,
@@ -346,24 +343,56 @@ fn decode_fields(txid: Txid, number: u32, utxos: Option<Vec<Slot>>, bins: &mut B
     Ok(page)
 }
 
+/// Fields of a page that have the same bins in both layouts.
+pub struct FieldsOfBins {
+    pub contested: BTreeSet<u32>,
+    pub utxo_spendable_in: BTreeMap<u32, u32>,
+    pub reassignments: Vec<Reassignment>,
+    pub chain_pos: Option<Stamp>,
+}
+
+impl FieldsOfBins {
+    pub fn decode(bins: &mut BinReader) -> Result<Self, BadRecord> {
+        let height = |(slot, height): (Value, Value)| {
+            Ok((number(names::SPENDABLE_IN, &slot)?, number(names::SPENDABLE_IN, &height)?))
+        };
+        Ok(FieldsOfBins {
+            contested: bins.numbers(names::CONTESTED)?,
+            utxo_spendable_in: bins.map(names::SPENDABLE_IN)?.into_iter().map(height).collect::<Result<_, _>>()?,
+            reassignments: bins
+                .list(names::REASSIGNMENTS)?
+                .into_iter()
+                .map(decode_reassignment)
+                .collect::<Result<_, _>>()?,
+            chain_pos: bins.optional(names::CHAIN_POS)?.map(decode_stamp).transpose()?,
+        })
+    }
+}
+
 fn decode_master(page: &Page, created_at: u64, bins: &mut BinReader) -> Result<Master, BadRecord> {
-    Ok(Master {
+    let mut master = Master {
         total_utxos: bins.number(names::TOTAL_UTXOS)?,
         total_extra_recs: bins.number(names::TOTAL_EXTRA_RECS)?,
         mined: decode_mined(bins)?,
         created_at,
         unmined_since: bins.optional(names::UNMINED_SINCE)?,
         body: body::decode(page, bins)?,
-        conflicting_children: bins
-            .list(names::CONFLICTING_CHILDREN)?
-            .into_iter()
-            .map(|child| super::values::txid(names::CONFLICTING_CHILDREN, Some(child)))
-            .collect::<Result<_, _>>()?,
-        spent_pages: bins.numbers(names::SPENT_PAGES)?,
-        verdict: decode_verdict(bins)?,
-        preserve_until: bins.optional(names::PRESERVE_UNTIL)?,
         created_by: bins.optional(names::CREATED_BY)?.map(CreatingEvent::from_number),
-    })
+        ..Master::default()
+    };
+    decode_rare_of_master(&mut master, bins)?;
+    Ok(master)
+}
+
+/// Decodes the bins of a master that few have, in both layouts.
+pub fn decode_rare_of_master(master: &mut Master, bins: &mut BinReader) -> Result<(), BadRecord> {
+    let child = |child| super::values::txid(names::CONFLICTING_CHILDREN, Some(child));
+    let children = bins.list(names::CONFLICTING_CHILDREN)?.into_iter();
+    master.conflicting_children = children.map(child).collect::<Result<_, _>>()?;
+    master.spent_pages = bins.numbers(names::SPENT_PAGES)?;
+    master.verdict = decode_verdict(bins)?;
+    master.preserve_until = bins.optional(names::PRESERVE_UNTIL)?;
+    Ok(())
 }
 
 fn decode_mined(bins: &mut BinReader) -> Result<Vec<MinedIn>, BadRecord> {

@@ -3,7 +3,10 @@
 use aerospike::Value;
 
 use super::{
-    super::names::{self, block, command, lock, meta},
+    super::{
+        layout::Layout,
+        names::{self, block, command, lock, meta},
+    },
     Bins,
     page::{decode_stamp, stamp_number},
     values::{BadRecord, BinReader, int},
@@ -124,7 +127,15 @@ pub fn decode_sentinel(bins: &mut BinReader) -> Result<[u8; 16], BadRecord> {
     bins.array(meta::STORE_ID)
 }
 
-pub fn encode_meta(record: &MetaRecord) -> Bins {
+/// Takes the layout of the store out of its meta record.
+pub fn layout_of(bins: &mut BinReader) -> Result<Layout, BadRecord> {
+    match bins.has(meta::LAYOUT) {
+        true => bins.text(meta::LAYOUT)?.parse().map_err(|_| BadRecord(meta::LAYOUT)),
+        false => Ok(Layout::Teranode),
+    }
+}
+
+pub fn encode_meta(layout: Layout, record: &MetaRecord) -> Bins {
     let mut bins = vec![
         (meta::STORE_ID, Value::Blob(record.store_id.to_vec())),
         (meta::LAYOUT_VERSION, int(record.layout_version)),
@@ -133,6 +144,9 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
         (meta::RETENTION, int(record.retention)),
         (meta::PRUNE_HORIZON, int(record.prune_horizon)),
     ];
+    if layout != Layout::Teranode {
+        bins.push((meta::LAYOUT, Value::String(layout.to_string())));
+    }
     if let Some(id) = record.chain_id {
         bins.push((meta::CHAIN_ID, Value::Blob(id.to_vec())));
     }
@@ -191,7 +205,10 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     bins
 }
 
-pub fn decode_meta(bins: &mut BinReader) -> Result<MetaRecord, BadRecord> {
+pub fn decode_meta(layout: Layout, bins: &mut BinReader) -> Result<MetaRecord, BadRecord> {
+    if layout_of(bins)? != layout {
+        return Err(BadRecord(meta::LAYOUT));
+    }
     let rebuilding = bins.optional_blob(meta::REBUILDING)?.map(|bytes| decode_rebuilding(bytes).map(Box::new));
     let topics = bins.optional_blob(meta::TOPICS)?.map(decode_topics).transpose();
     let hold = bins.optional_blob(meta::SNAPSHOT_HOLD)?.map(decode_hold).transpose();

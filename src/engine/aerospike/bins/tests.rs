@@ -55,6 +55,14 @@ fn decode_packed(bytes: &mut &[u8]) -> Value {
     }
 }
 
+fn encode(key: &Key, record: &Record) -> Bins {
+    super::encode(Layout::Teranode, key, record)
+}
+
+fn decode(key: &Key, bins: IndexMap<String, Value>) -> Result<Record, BadRecord> {
+    super::decode(Layout::Teranode, key, bins)
+}
+
 fn as_read(bins: Bins) -> IndexMap<String, Value> {
     let value = |value| match value {
         Value::Unknown(LIST, bytes) => {
@@ -69,9 +77,11 @@ fn as_read(bins: Bins) -> IndexMap<String, Value> {
 }
 
 fn assert_round_trip(key: Key, record: &Record) {
-    let bins = encode(&key, record);
-    assert!(bins.iter().all(|(name, _)| name.len() <= 15), "{bins:?}");
-    assert_eq!(decode(&key, as_read(bins)).as_ref(), Ok(record));
+    for layout in [Layout::Compact, Layout::Teranode] {
+        let bins = super::encode(layout, &key, record);
+        assert!(bins.iter().all(|(name, _)| name.len() <= 15), "{bins:?}");
+        assert_eq!(super::decode(layout, &key, as_read(bins)).as_ref(), Ok(record), "{layout}");
+    }
 }
 
 /// Returns a page with every bin that a page can have.
@@ -319,4 +329,51 @@ fn reference_value(value: &serde_json::Value) -> Value {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_compact_transaction_has_four_bins() {
+    let txid = Txid([4; 32]);
+    let mut page = page_with_transaction(txid, 2);
+    page.locked = false;
+    if let Some(master) = &mut page.master {
+        master.unmined_since = Some(7);
+    }
+    let names = |page: &Page| -> Vec<&str> {
+        let record = Record::Page(Arc::new(page.clone()));
+        super::encode(Layout::Compact, &Key::master(txid), &record).into_iter().map(|(name, _)| name).collect()
+    };
+    assert_eq!(names(&page), [names::TX, names::UTXOS, names::UNSPENT, names::UNMINED_SINCE]);
+    page.frozen = true;
+    assert!(names(&page).contains(&names::FLAGS));
+}
+
+#[test]
+fn damaged_compact_pages_are_refused_with_the_name_of_the_bin() {
+    let txid = Txid([4; 32]);
+    let record = Record::Page(Arc::new(page_with_every_bin(txid)));
+    let good = as_read(super::encode(Layout::Compact, &Key::master(txid), &record));
+    let without_hash = Value::List(vec![Value::Blob(vec![9; 32])]);
+    let bad = [
+        (names::TX, Value::Blob(vec![4; 35])),
+        (names::TX, Value::Nil),
+        (names::FLAGS, Value::Int(0)),
+        // A bit of a later version.
+        (names::FLAGS, Value::Int(1 << 10)),
+        (names::UNSPENT, Value::Int(-1)),
+        (names::UTXOS, without_hash),
+        (names::BLOCKS, Value::List(vec![Value::Blob(vec![0; 11])])),
+    ];
+    for (name, value) in bad {
+        let mut bins = good.clone();
+        bins.insert(name.to_owned(), value);
+        assert_eq!(super::decode(Layout::Compact, &Key::master(txid), bins), Err(BadRecord(name)));
+    }
+    // A record of the other layout.
+    let other = as_read(encode(&Key::master(txid), &record));
+    assert_eq!(super::decode(Layout::Compact, &Key::master(txid), other), Err(BadRecord(names::TX)));
+    assert_eq!(decode(&Key::master(txid), good), Err(BadRecord(names::TX_ID)));
+    let meta = Record::Meta(Box::new(meta(8)));
+    let compact = as_read(super::encode(Layout::Compact, &Key::Meta, &meta));
+    assert_eq!(decode(&Key::Meta, compact), Err(BadRecord(names::meta::LAYOUT)));
 }

@@ -8,6 +8,7 @@ use aerospike::{
 
 use super::{
     super::{
+        layout::{Layout, flag},
         names,
         template::{PackedConditions, absent, unset},
     },
@@ -20,19 +21,25 @@ pub struct ClearCreatingTemplates {
 }
 
 impl ClearCreatingTemplates {
-    pub fn new() -> Self {
+    pub fn new(layout: Layout) -> Self {
         let accepted = eq(int_bin(names::VERDICT), int_val(1));
-        let conditions = PackedConditions::new(&[
-            bin_exists(names::CREATING),
-            bool_bin(names::CREATING),
-            bin_exists(names::UTXOS),
-            unset(names::CONFLICTING),
-            or(vec![absent(names::VERDICT), accepted]),
-        ]);
+        let is_only_creating = match layout {
+            Layout::Teranode => {
+                vec![bin_exists(names::CREATING), bool_bin(names::CREATING), unset(names::CONFLICTING)]
+            }
+            // Another mark has to stay: the pure function clears this one beside it.
+            Layout::Compact => vec![eq(int_bin(names::FLAGS), int_val(flag::CREATING.into()))],
+        };
+        let others = [bin_exists(names::UTXOS), or(vec![absent(names::VERDICT), accepted])];
+        let conditions = PackedConditions::new(&[&is_only_creating[..], &others].concat());
+        let mark = match layout {
+            Layout::Teranode => names::CREATING,
+            Layout::Compact => names::FLAGS,
+        };
         let gone = |bin| operations::put(&Bin::new(bin, Value::Nil));
         ClearCreatingTemplates {
             policy: filtered_policy(conditions.and(0, 0)),
-            operations: vec![gone(names::CREATING), gone(names::CREATING_AT)],
+            operations: vec![gone(mark), gone(names::CREATING_AT)],
         }
     }
 

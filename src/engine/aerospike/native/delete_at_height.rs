@@ -4,7 +4,8 @@
 use aerospike::{
     ListReturnType, Value,
     expressions::{
-        ExpType, Expression, and, bin_exists, cond, eq, gt, int_bin, int_val, list_bin, lists, ne, or, unknown,
+        ExpType, Expression, and, bin_exists, bitwise::get_int, cond, eq, gt, int_bin, int_val, list_bin, lists, not,
+        or, unknown,
     },
     operations::{
         Operation as ServerOperation,
@@ -14,6 +15,7 @@ use aerospike::{
 
 use super::{
     super::{
+        layout::Layout,
         names,
         template::{absent, prepack},
     },
@@ -23,36 +25,43 @@ use crate::record::Reply;
 
 /// Sets `deleteAtHeight` where every output is spent and the transaction is mined on the longest chain. `None` without
 /// a retention: then no record is ever due.
-pub fn write_when_due(retention: u32) -> Option<ServerOperation> {
+pub fn write_when_due(layout: Layout, retention: u32) -> Option<ServerOperation> {
     if retention == 0 {
         return None;
     }
     let pages = int_bin(names::TOTAL_EXTRA_RECS);
+    let has_one_page = match layout {
+        Layout::Teranode => eq(pages.clone(), int_val(0)),
+        Layout::Compact => absent(names::TOTAL_EXTRA_RECS),
+    };
+    let is_mined = match layout {
+        Layout::Teranode => gt(lists::size(list_bin(names::BLOCK_HEIGHTS), &[]), int_val(0)),
+        Layout::Compact => bin_exists(names::BLOCKS),
+    };
     let all_pages = or(vec![
-        eq(pages.clone(), int_val(0)),
+        has_one_page,
         and(vec![bin_exists(names::SPENT_PAGES), eq(lists::size(list_bin(names::SPENT_PAGES), &[]), pages)]),
     ]);
-    let due = and(vec![
-        eq(int_bin(names::SPENT_UTXOS), int_bin(names::RECORD_UTXOS)),
-        absent(names::UNMINED_SINCE),
-        gt(lists::size(list_bin(names::BLOCK_HEIGHTS), &[]), int_val(0)),
-        all_pages,
-    ]);
-    let by_retention = add_height(least_height(), retention);
+    let due = and(vec![layout.all_spent(), absent(names::UNMINED_SINCE), is_mined, all_pages]);
+    let by_retention = add_height(least_height(layout), retention);
     let preserved = int_bin(names::PRESERVE_UNTIL);
     let is_longer = and(vec![bin_exists(names::PRESERVE_UNTIL), gt(preserved.clone(), by_retention.clone())]);
     let value = cond(vec![due, cond(vec![is_longer, preserved, by_retention]), unknown()]);
     Some(write_exp(names::DELETE_AT_HEIGHT, prepack(&value), ExpWriteFlags::EVAL_NO_FAIL))
 }
 
-fn least_height() -> Expression {
-    lists::get_by_rank(ListReturnType::VALUES, ExpType::Int, int_val(0), list_bin(names::BLOCK_HEIGHTS), &[])
+fn least_height(layout: Layout) -> Expression {
+    let least = |kind, bin| lists::get_by_rank(ListReturnType::VALUES, kind, int_val(0), list_bin(bin), &[]);
+    match layout {
+        Layout::Teranode => least(ExpType::Int, names::BLOCK_HEIGHTS),
+        Layout::Compact => get_int(int_val(0), int_val(32), false, least(ExpType::Blob, names::BLOCKS)),
+    }
 }
 
 /// Reads the value that [`parse_reply`] parses: 0 not all spent, 1 all spent, else `deleteAtHeight` + 2.
-pub fn read_reply() -> ServerOperation {
+pub fn read_reply(layout: Layout) -> ServerOperation {
     let reply = cond(vec![
-        ne(int_bin(names::SPENT_UTXOS), int_bin(names::RECORD_UTXOS)),
+        not(layout.all_spent()),
         int_val(0),
         absent(names::DELETE_AT_HEIGHT),
         int_val(1),

@@ -9,8 +9,9 @@ use aerospike::{
 use super::{
     super::{
         bins::stamp_number,
+        layout::{Layout, Mark},
         names,
-        template::{Fill, PackedConditions, Template, absent, unset},
+        template::{Fill, PackedConditions, Template, absent},
     },
     AnswerForm, NativeRequest, filtered_policy, stamp_template,
 };
@@ -20,6 +21,7 @@ use crate::{
 };
 
 pub struct MarkConflictingTemplates {
+    layout: Layout,
     of_master: PackedConditions,
     of_page: PackedConditions,
     /// Template with one hole: the stamp.
@@ -28,20 +30,21 @@ pub struct MarkConflictingTemplates {
 }
 
 impl MarkConflictingTemplates {
-    pub fn new(rules: &Rules) -> Self {
-        let undecided = or(vec![unset(names::CONFLICTING), eq(int_bin(names::VERDICT), int_val(0))]);
+    pub fn new(layout: Layout, rules: &Rules) -> Self {
+        let undecided = or(vec![layout.unset(Mark::Conflicting), eq(int_bin(names::VERDICT), int_val(0))]);
         MarkConflictingTemplates {
+            layout,
             of_master: PackedConditions::new(&[
                 bin_exists(names::UTXOS),
-                unset(names::CREATING),
+                layout.unset(Mark::Creating),
                 undecided,
                 absent(names::DELETE_AT_HEIGHT),
                 absent(names::PRESERVE_UNTIL),
             ]),
             of_page: PackedConditions::new(&[
                 bin_exists(names::UTXOS),
-                unset(names::CREATING),
-                unset(names::CONFLICTING),
+                layout.unset(Mark::Creating),
+                layout.unset(Mark::Conflicting),
             ]),
             stamp: stamp_template(),
             retention: rules.retention,
@@ -55,7 +58,7 @@ impl MarkConflictingTemplates {
         self.stamp.fill(&mut filter, &[Fill::Int(stamp)]);
         let put = |bin, value| operations::put(&Bin::new(bin, value));
         let mut operations: Vec<ServerOperation> =
-            vec![put(names::CONFLICTING, Value::Bool(true)), put(names::CHAIN_POS, Value::Int(stamp))];
+            vec![self.layout.set(Mark::Conflicting), put(names::CHAIN_POS, Value::Int(stamp))];
         // Only the master has a verdict, and only the master is found by `deleteAtHeight`.
         let verdict = if is_master {
             operations.push(put(names::VERDICT, Value::Int(2)));

@@ -5,8 +5,9 @@ use aerospike::{BatchOperation, Bin, Key as ServerKey, Value, expressions::bin_e
 use super::{
     super::{
         bins::stamp_number,
+        layout::{Layout, Mark},
         names,
-        template::{Fill, PackedConditions, Template, absent, unset},
+        template::{Fill, PackedConditions, Template, absent},
     },
     AnswerForm, NativeRequest, filtered_policy, stamp_template,
 };
@@ -19,12 +20,12 @@ pub struct MarkContestedTemplates {
 }
 
 impl MarkContestedTemplates {
-    pub fn new() -> Self {
+    pub fn new(layout: Layout) -> Self {
         MarkContestedTemplates {
             live: PackedConditions::new(&[
                 bin_exists(names::UTXOS),
-                unset(names::CREATING),
-                unset(names::CONFLICTING),
+                layout.unset(Mark::Creating),
+                layout.unset(Mark::Conflicting),
                 absent(names::PRUNED),
             ]),
             stamp: stamp_template(),

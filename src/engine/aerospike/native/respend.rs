@@ -9,14 +9,19 @@ use aerospike::{
 use super::{
     super::{
         bins::{spending_data, stamp_number},
+        layout::{Layout, Mark, flag, set_flag},
         names,
-        template::{Fill, PackedConditions, Template, absent, blob_at, hole, unset},
+        template::{Fill, PackedConditions, Template, absent, blob_at, hole},
     },
     AnswerForm, NativeRequest, delete_at_height, filtered_policy, stamp_template,
 };
-use crate::record::{Respend, RespendChecks, RespendSlot, Rules, SpendingData, Stamp};
+use crate::{
+    record::{Respend, RespendChecks, RespendSlot, Rules, SpendingData, Stamp},
+    tx::amount_size,
+};
 
 pub struct RespendTemplates {
+    layout: Layout,
     conditions: PackedConditions,
     /// Template with one hole: the stamp.
     stamp: Template,
@@ -27,19 +32,20 @@ pub struct RespendTemplates {
 }
 
 impl RespendTemplates {
-    pub fn new(rules: &Rules) -> Self {
+    pub fn new(layout: Layout, rules: &Rules) -> Self {
         RespendTemplates {
+            layout,
             conditions: PackedConditions::new(&[
                 bin_exists(names::UTXOS),
-                unset(names::FROZEN),
-                unset(names::CONFLICTING),
+                layout.unset(Mark::Frozen),
+                layout.unset(Mark::Conflicting),
                 absent(names::PRUNED_SPENDERS),
                 absent(names::DELETE_AT_HEIGHT),
             ]),
             stamp: stamp_template(),
             slot_equals: Template::new(&eq(blob_at(names::UTXOS), hole())),
-            due: delete_at_height::write_when_due(rules.retention),
-            reply: delete_at_height::read_reply(),
+            due: delete_at_height::write_when_due(layout, rules.retention),
+            reply: delete_at_height::read_reply(layout),
         }
     }
 
@@ -59,11 +65,12 @@ impl RespendTemplates {
         let mut filter = self.conditions.and(1 + slots.len(), room);
         self.stamp.fill(&mut filter, &[Fill::Int(stamp)]);
         for moved in slots {
-            let hash = &moved.slot.utxo_hash.0[..];
+            let size = [amount_size(moved.slot.satoshis)];
+            let [size, hash] = self.layout.slot_head(&size, &moved.slot.utxo_hash.0);
             let at = Fill::Int(moved.slot.offset.into());
             match moved.from.as_ref().map(spending_data) {
-                Some(from) => self.slot_equals.fill(&mut filter, &[at, Fill::Blob(&[hash, &from])]),
-                None => self.slot_equals.fill(&mut filter, &[at, Fill::Blob(&[hash])]),
+                Some(from) => self.slot_equals.fill(&mut filter, &[at, Fill::Blob(&[size, hash, &from])]),
+                None => self.slot_equals.fill(&mut filter, &[at, Fill::Blob(&[size, hash])]),
             }
         }
         let operations = self.operations(is_master, stamp, respend);
@@ -78,13 +85,18 @@ impl RespendTemplates {
         let mut operations = Vec::with_capacity(2 * slots.len() + 4);
         for moved in slots {
             let offset = moved.slot.offset.into();
-            let slot = [&moved.slot.utxo_hash.0[..], &spending_data(&new_spender(respend, moved))].concat();
+            let size = [amount_size(moved.slot.satoshis)];
+            let [size, hash] = self.layout.slot_head(&size, &moved.slot.utxo_hash.0);
+            let slot = [size, hash, &spending_data(&new_spender(respend, moved))].concat();
             operations.push(lists::set(names::UTXOS, offset, Value::Blob(slot)));
             operations.push(lists::append(&append_once, names::CONTESTED, Value::Int(offset)));
         }
         let taken_free = slots.iter().filter(|moved| moved.from.is_none()).count();
         if taken_free > 0 {
-            operations.push(operations::add(&Bin::new(names::SPENT_UTXOS, Value::Int(taken_free as i64))));
+            operations.push(self.layout.count_spent(taken_free));
+        }
+        if self.layout == Layout::Compact {
+            operations.push(set_flag(flag::CONTESTED));
         }
         operations.push(operations::put(&Bin::new(names::CHAIN_POS, Value::Int(stamp))));
         if is_master {

@@ -18,15 +18,17 @@ use aerospike::{
 
 use super::{
     super::{
-        bins::stamp_number,
+        bins::{encode_blocks, stamp_number},
+        layout::{Layout, Mark, flag, none_of},
         names,
-        template::{Fill, PackedConditions, Template, absent, hole, prepack, unset},
+        template::{Fill, PackedConditions, Template, absent, hole, prepack},
     },
     AnswerForm, SetMinedArgs, as_integer, delete_at_height, filtered_policy, stamp_template,
 };
 use crate::record::{Reply, Rules};
 
 pub struct SetMinedTemplates {
+    layout: Layout,
     /// Conditions on the longest chain, for blocks before and since Genesis.
     before_genesis: PackedConditions,
     since_genesis: PackedConditions,
@@ -44,31 +46,52 @@ pub struct SetMinedTemplates {
 }
 
 impl SetMinedTemplates {
-    pub fn new(rules: &Rules) -> Self {
+    pub fn new(layout: Layout, rules: &Rules) -> Self {
         let ids = || list_bin(names::BLOCK_IDS);
         let conditions = [
             bin_exists(names::UTXOS),
             absent(names::CONFLICTING_CHILDREN),
-            unset(names::CREATING),
-            unset(names::CONFLICTING),
+            layout.unset(Mark::Creating),
+            layout.unset(Mark::Conflicting),
             absent(names::DELETE_AT_HEIGHT),
         ];
         // A transaction that was validated before Genesis may lack slots.
         let genesis = int_val(rules.network.genesis_activation_height().into());
         let has_slots = or(vec![absent(names::UNMINED_SINCE), ge(int_bin(names::UNMINED_SINCE), genesis)]);
+        let (conditions, on_side_chain) = match layout {
+            Layout::Teranode => (conditions.to_vec(), conditions[..2].to_vec()),
+            // Without `flags` the master has slots, no children, and no mark.
+            Layout::Compact => (vec![absent(names::FLAGS)], vec![none_of(flag::NO_SLOTS | flag::CHILDREN)]),
+        };
+        if layout == Layout::Compact {
+            let is_first_block = Template::new(&and(vec![absent(names::BLOCKS), absent(names::TOTAL_EXTRA_RECS)]));
+            return SetMinedTemplates {
+                layout,
+                on_side_chain: PackedConditions::new(&on_side_chain),
+                before_genesis: PackedConditions::new(&conditions),
+                since_genesis: PackedConditions::new(&[&conditions[..], &[has_slots]].concat()),
+                genesis_height: rules.network.genesis_activation_height(),
+                stamp: stamp_template(),
+                is_first_and_unlocked: is_first_block.clone(),
+                is_first_block,
+                is_unlisted: Template::default(),
+                due: delete_at_height::write_when_due(layout, rules.retention),
+            };
+        }
         let first_block =
             [eq(in_lists::size(ids(), &[]), int_val(0)), eq(int_bin(names::TOTAL_EXTRA_RECS), int_val(0))];
         let listed = in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]);
         SetMinedTemplates {
-            on_side_chain: PackedConditions::new(&conditions[..2]),
+            layout,
+            on_side_chain: PackedConditions::new(&on_side_chain),
             before_genesis: PackedConditions::new(&conditions),
             since_genesis: PackedConditions::new(&[&conditions[..], &[has_slots]].concat()),
             genesis_height: rules.network.genesis_activation_height(),
             stamp: stamp_template(),
             is_first_block: Template::new(&and(first_block.to_vec())),
-            is_first_and_unlocked: Template::new(&and([&first_block[..], &[unset(names::LOCKED)]].concat())),
+            is_first_and_unlocked: Template::new(&and([&first_block[..], &[layout.unset(Mark::Locked)]].concat())),
             is_unlisted: Template::new(&eq(listed, int_val(0))),
-            due: delete_at_height::write_when_due(rules.retention),
+            due: delete_at_height::write_when_due(layout, rules.retention),
         }
     }
 
@@ -95,12 +118,15 @@ impl SetMinedTemplates {
         listing.fill(&mut filter, listing_fill);
         let append = |bin, number: u32| lists::append(&ListPolicy::default(), bin, Value::Int(number.into()));
         let put = |bin, value| operations::put(&Bin::new(bin, value));
-        let mut operations = vec![
-            append(names::BLOCK_IDS, mined_in.block_id),
-            append(names::BLOCK_HEIGHTS, mined_in.height),
-            append(names::SUBTREE_IDXS, mined_in.subtree),
-            put(names::CHAIN_POS, Value::Int(stamp)),
-        ];
+        let mut operations = match self.layout {
+            Layout::Teranode => vec![
+                append(names::BLOCK_IDS, mined_in.block_id),
+                append(names::BLOCK_HEIGHTS, mined_in.height),
+                append(names::SUBTREE_IDXS, mined_in.subtree),
+            ],
+            Layout::Compact => vec![put(names::BLOCKS, encode_blocks(&[mined_in]))],
+        };
+        operations.push(put(names::CHAIN_POS, Value::Int(stamp)));
         if longest_chain {
             operations.push(put(names::UNMINED_SINCE, Value::Nil));
             if answer == AnswerForm::Blocks {

@@ -5,17 +5,18 @@
 //! function.
 
 use aerospike::{
-    BatchOperation, Bin, Key as ServerKey, Value,
+    BatchOperation, Key as ServerKey, Value,
     expressions::{Expression, and, bitwise::get_int, blob_bin, eq, int_bin, int_val, le, or},
-    operations::{self, Operation as ServerOperation, lists},
+    operations::{Operation as ServerOperation, lists},
 };
 
 use super::{
     super::{
         bins::spending_data,
+        layout::{Layout, Mark, flag, none_of},
         names,
         packed::Packed,
-        template::{Fill, PackedConditions, Template, absent, blob_at, hole, unset},
+        template::{Fill, PackedConditions, Template, absent, blob_at, hole},
     },
     AnswerForm, NativeRequest, delete_at_height, filtered_policy,
 };
@@ -28,13 +29,14 @@ use crate::{
 const MAX_SLOTS: usize = 128;
 
 pub struct SpendTemplates {
+    layout: Layout,
     /// Conditions of a spend that respects marks.
     respecting_marks: PackedConditions,
     /// Conditions of a spend that ignores marks.
     ignoring_marks: PackedConditions,
     /// Template with one hole: the height.
     is_mature: Template,
-    /// Template with two holes: the offset, the hash.
+    /// Template with two holes: the offset, the slot.
     is_free: Template,
     /// Condition on an output of a master. Holes: the offset, the output, the offset in bits, the size of its amount.
     stored_output_matches: Template,
@@ -45,15 +47,28 @@ pub struct SpendTemplates {
 }
 
 impl SpendTemplates {
-    pub fn new(rules: &Rules) -> Self {
-        let live = [unset(names::CREATING), unset(names::CONFLICTING)];
+    pub fn new(layout: Layout, rules: &Rules) -> Self {
+        let live = [layout.unset(Mark::Creating), layout.unset(Mark::Conflicting)];
         // Cases for which the reply, or the comparison of outputs, would need more than the filter reads.
         let simple = [absent(names::DELETE_AT_HEIGHT), absent(names::REASSIGNMENTS)];
-        let marks = [unset(names::LOCKED), unset(names::FROZEN), absent(names::CONTESTED), absent(names::SPENDABLE_IN)];
-        let ignoring_marks = [live, simple].concat();
+        let marks = [
+            layout.unset(Mark::Locked),
+            layout.unset(Mark::Frozen),
+            absent(names::CONTESTED),
+            absent(names::SPENDABLE_IN),
+        ];
+        let (respecting_marks, ignoring_marks) = match layout {
+            Layout::Teranode => ([&live[..], &simple, &marks].concat(), [live, simple].concat()),
+            // A page without `flags` has nothing that bars a spend; a page with a due height has no free slot.
+            Layout::Compact => {
+                let bars_always = flag::CREATING | flag::CONFLICTING | flag::NO_SLOTS | flag::REASSIGNED;
+                (vec![absent(names::FLAGS)], vec![none_of(bars_always)])
+            }
+        };
         let height = names::SPENDING_HEIGHT;
         SpendTemplates {
-            respecting_marks: PackedConditions::new(&[&ignoring_marks[..], &marks].concat()),
+            layout,
+            respecting_marks: PackedConditions::new(&respecting_marks),
             ignoring_marks: PackedConditions::new(&ignoring_marks),
             is_mature: Template::new(&or(vec![absent(height), le(int_bin(height), hole())])),
             is_free: Template::new(&eq(blob_at(names::UTXOS), hole())),
@@ -63,8 +78,8 @@ impl SpendTemplates {
                 and(vec![absent(names::OUTPUTS), absent(names::AMOUNT_SIZES)]),
             ])),
             amount_size_matches: Template::new(&or(vec![amount_size_matches(), absent(names::AMOUNT_SIZES)])),
-            due: delete_at_height::write_when_due(rules.retention),
-            reply: delete_at_height::read_reply(),
+            due: delete_at_height::write_when_due(layout, rules.retention),
+            reply: delete_at_height::read_reply(layout),
         }
     }
 
@@ -86,6 +101,9 @@ impl SpendTemplates {
 
     fn filter(&self, is_master: bool, marks: Marks, spends: &[&Spend]) -> Packed {
         let slots = || spends.iter().flat_map(|spend| spend.slots.iter());
+        if self.layout == Layout::Compact {
+            return self.compact_filter(marks, spends);
+        }
         let room = slots().map(|slot| 240 + slot.script.len()).sum::<usize>() + self.is_mature.size();
         let mut filter = match marks {
             Marks::Respect => {
@@ -113,13 +131,30 @@ impl SpendTemplates {
         filter
     }
 
+    /// Compares the slots, which have the sizes of the outputs' amounts. The height of a coinbase is a flag: the filter
+    /// leaves the outputs of a coinbase to the pure function.
+    fn compact_filter(&self, marks: Marks, spends: &[&Spend]) -> Packed {
+        let slots = || spends.iter().flat_map(|spend| spend.slots.iter());
+        let conditions = match marks {
+            Marks::Respect => &self.respecting_marks,
+            Marks::Ignore | Marks::IgnoreUndecided => &self.ignoring_marks,
+        };
+        let mut filter = conditions.and(slots().count(), slots().count() * (self.is_free.size() + 40));
+        for SpendSlot { offset, utxo_hash, satoshis, .. } in slots() {
+            let size = [amount_size(*satoshis)];
+            let slot = self.layout.slot_head(&size, &utxo_hash.0);
+            self.is_free.fill(&mut filter, &[Fill::Int((*offset).into()), Fill::Blob(&slot)]);
+        }
+        filter
+    }
+
     fn operations(&self, is_master: bool, spends: &[&Spend]) -> Vec<ServerOperation> {
         let count: usize = spends.iter().map(|spend| spend.slots.len()).sum();
         let mut operations = Vec::with_capacity(count + 3);
         for spend in spends {
-            operations.extend(spend.slots.iter().map(|slot| take_slot(spend, slot)));
+            operations.extend(spend.slots.iter().map(|slot| take_slot(self.layout, spend, slot)));
         }
-        operations.push(operations::add(&Bin::new(names::SPENT_UTXOS, Value::Int(count as i64))));
+        operations.push(self.layout.count_spent(count));
         if is_master {
             operations.extend(self.due.clone());
         }
@@ -157,9 +192,11 @@ fn are_distinct(spends: &[&Spend]) -> bool {
     }
 }
 
-fn take_slot(spend: &Spend, slot: &SpendSlot) -> ServerOperation {
+fn take_slot(layout: Layout, spend: &Spend, slot: &SpendSlot) -> ServerOperation {
     let spender = spending_data(&SpendingData { txid: spend.spender, input: slot.input });
-    lists::set(names::UTXOS, slot.offset.into(), Value::Blob([&slot.utxo_hash.0[..], &spender].concat()))
+    let size = [amount_size(slot.satoshis)];
+    let [size, hash] = layout.slot_head(&size, &slot.utxo_hash.0);
+    lists::set(names::UTXOS, slot.offset.into(), Value::Blob([size, hash, &spender].concat()))
 }
 
 /// Returns the outcomes of spends that took effect one after the other: only the last can have taken the last slot.

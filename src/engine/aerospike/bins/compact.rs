@@ -1,0 +1,274 @@
+//! Bins of a page in the layout `compact`.
+//!
+//! ```text
+//! tx      = txid (32) ‖ page number (u32, LE) ‖ page without what changes (`schemas/records.md`)
+//! slot    = size of the output's amount (1; 0: unknown) ‖ hash (32) ‖ nothing | spender (36)
+//! blocks  = list of: height ‖ block id ‖ subtree index (u32, BE, each)
+//! unspent = recordUtxos − spentUtxos
+//! flags   = bits, `layout::flag`
+//! ```
+//!
+//! The other bins are those of the reference system, and as rare.
+
+use aerospike::Value;
+use bytes::Bytes;
+
+use super::{
+    super::{layout::flag, names, packed::Packed},
+    Bins,
+    page::{FieldsOfBins, decode_bitmap, decode_slot, encode_txids, encode_verdict, slot_bytes},
+    values::{BadRecord, BinReader, blob, int, int_list, packed_list},
+};
+use crate::{
+    record::{Body, Master, MinedIn, Page, SelectedPage, Selection, Slot, codec},
+    tx::{Transaction, Txid, amount_size},
+};
+
+/// Bytes of `tx` before the page: transaction id and page number.
+const HEAD: usize = 36;
+
+pub fn encode(page: &Page) -> Bins {
+    let mut bins = Vec::with_capacity(8);
+    bins.push((names::TX, Value::Blob(encode_constants(page))));
+    if let Some(slots) = &page.utxos {
+        bins.push((names::UTXOS, encode_slots(page, slots)));
+    }
+    let unspent = i64::from(page.record_utxos) - i64::from(page.spent_utxos);
+    if page.utxos.is_some() || unspent != 0 {
+        bins.push((names::UNSPENT, Value::Int(unspent)));
+    }
+    let flags = flags(page);
+    if flags != 0 {
+        bins.push((names::FLAGS, int(flags)));
+    }
+    super::page::encode_rare_numbers(page, &mut bins);
+    if let Some(master) = &page.master {
+        encode_master(master, &mut bins);
+    }
+    bins
+}
+
+/// Encodes what never changes, or only with the whole page: a stub, a tombstone, a reassigned slot.
+fn encode_constants(page: &Page) -> Vec<u8> {
+    let master = page.master.as_deref().map(|master| {
+        let Master { total_utxos, total_extra_recs, created_at, created_by, body, .. } = master;
+        let (total_utxos, total_extra_recs, created_at) = (*total_utxos, *total_extra_recs, *created_at);
+        let (created_by, body) = (*created_by, body.clone());
+        Box::new(Master { total_utxos, total_extra_recs, created_at, created_by, body, ..Master::default() })
+    });
+    let constants = Page {
+        number: page.number,
+        version: page.version,
+        lock_time: page.lock_time,
+        fee: page.fee,
+        size_in_bytes: page.size_in_bytes,
+        extended_size: page.extended_size,
+        amount_sizes: page.amount_sizes.clone(),
+        record_utxos: page.record_utxos,
+        is_coinbase: page.is_coinbase,
+        spending_height: page.spending_height,
+        slot_height: page.slot_height,
+        master,
+        ..Page::empty(page.txid)
+    };
+    let body = page.body().map_or(0, Body::size) as usize;
+    let mut bytes = Vec::with_capacity(HEAD + 64 + page.amount_sizes.len() + body);
+    bytes.extend_from_slice(&page.txid.0);
+    bytes.extend_from_slice(&page.number.to_le_bytes());
+    codec::encode_page(&constants, &mut bytes);
+    bytes
+}
+
+fn flags(page: &Page) -> u16 {
+    let children = page.master.as_ref().is_some_and(|master| !master.conflicting_children.is_empty());
+    let bits = [
+        (flag::CREATING, page.creating_at.is_some()),
+        (flag::CONFLICTING, page.conflicting),
+        (flag::LOCKED, page.locked),
+        (flag::FROZEN, page.frozen),
+        (flag::NO_SLOTS, page.utxos.is_none()),
+        (flag::SPENDING_HEIGHT, page.spending_height.is_some()),
+        (flag::CONTESTED, !page.contested.is_empty()),
+        (flag::SPENDABLE_IN, !page.utxo_spendable_in.is_empty()),
+        (flag::REASSIGNED, !page.reassignments.is_empty()),
+        (flag::CHILDREN, children),
+    ];
+    bits.into_iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum()
+}
+
+fn encode_master(master: &Master, bins: &mut Bins) {
+    if master.total_extra_recs > 0 {
+        bins.push((names::TOTAL_EXTRA_RECS, int(master.total_extra_recs)));
+    }
+    if !master.mined.is_empty() {
+        bins.push((names::BLOCKS, encode_blocks(&master.mined)));
+    }
+    if let Some(height) = master.unmined_since {
+        bins.push((names::UNMINED_SINCE, int(height)));
+    }
+    if let Some(height) = master.preserve_until {
+        bins.push((names::PRESERVE_UNTIL, int(height)));
+    }
+    if !master.conflicting_children.is_empty() {
+        bins.push((names::CONFLICTING_CHILDREN, encode_txids(&master.conflicting_children)));
+    }
+    if !master.spent_pages.is_empty() {
+        bins.push((names::SPENT_PAGES, int_list(master.spent_pages.iter().copied())));
+    }
+    encode_verdict(master.verdict, bins);
+}
+
+pub fn encode_blocks(blocks: &[MinedIn]) -> Value {
+    let mut packed = Packed::with_capacity(3 + 14 * blocks.len());
+    packed.list(blocks.len());
+    for MinedIn { block_id, height, subtree } in blocks {
+        packed.blob_of(&[&height.to_be_bytes(), &block_id.to_be_bytes(), &subtree.to_be_bytes()]);
+    }
+    packed_list(packed)
+}
+
+fn decode_block(value: Value) -> Result<MinedIn, BadRecord> {
+    let bytes: [u8; 12] = blob(names::BLOCKS, value)?.try_into().map_err(|_| BadRecord(names::BLOCKS))?;
+    let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    Ok(MinedIn { height: number(0), block_id: number(4), subtree: number(8) })
+}
+
+/// Sizes of the amounts of a page's outputs, as its slots have them.
+pub struct AmountSizes<'a> {
+    page: &'a Page,
+    /// Sizes by offset, of outputs that are stored inline.
+    inline: Vec<u8>,
+}
+
+impl<'a> AmountSizes<'a> {
+    pub fn of(page: &'a Page) -> Self {
+        let inline = match page.body() {
+            _ if !page.amount_sizes.is_empty() => Vec::new(),
+            Some(Body::Transaction(bytes)) => {
+                let transaction = Transaction::parse(bytes).ok();
+                transaction.iter().flat_map(|tx| tx.outputs().map(|output| amount_size(output.satoshis))).collect()
+            }
+            Some(Body::Outputs(outputs)) => {
+                outputs.iter().map(|output| output.map_or(0, |output| amount_size(output.satoshis))).collect()
+            }
+            Some(Body::External(_)) | None => Vec::new(),
+        };
+        AmountSizes { page, inline }
+    }
+
+    /// Returns the size at an offset. 0 stands for an output that the page does not have: the filters of spends refuse
+    /// the slot, and the pure function decides. A reassigned slot has another output than the transaction.
+    pub fn at(&self, offset: usize) -> u8 {
+        if self.page.reassignments.iter().any(|reassigned| reassigned.offset as usize == offset) {
+            return 0;
+        }
+        let sizes = if self.inline.is_empty() { &self.page.amount_sizes[..] } else { &self.inline[..] };
+        sizes.get(offset).copied().unwrap_or(0)
+    }
+
+    /// Returns the bytes of a slot; `None` for a nil slot.
+    pub fn slot(&self, offset: usize, slot: &Slot) -> Option<Vec<u8>> {
+        let (hash, spender) = slot_bytes(slot)?;
+        let spender = spender.as_ref().map_or(&[][..], |spender| &spender[..]);
+        Some([&[self.at(offset)][..], &hash, spender].concat())
+    }
+}
+
+fn encode_slots(page: &Page, slots: &[Slot]) -> Value {
+    let sizes = AmountSizes::of(page);
+    // An unspent slot takes 36 bytes, a spent slot 72.
+    let mut packed = Packed::with_capacity(5 + 72 * slots.len());
+    packed.list(slots.len());
+    for (offset, slot) in slots.iter().enumerate() {
+        match slot_bytes(slot) {
+            Some((hash, Some(spender))) => packed.blob_of(&[&[sizes.at(offset)], &hash, &spender]),
+            Some((hash, None)) => packed.blob_of(&[&[sizes.at(offset)], &hash]),
+            None => packed.nil(),
+        }
+    }
+    packed_list(packed)
+}
+
+/// Decodes a slot: the size before the hash is made anew at each write.
+fn decode_sized_slot(value: Value) -> Result<Slot, BadRecord> {
+    match value {
+        Value::Blob(mut bytes) if !bytes.is_empty() => {
+            bytes.remove(0);
+            decode_slot(Value::Blob(bytes))
+        }
+        Value::Nil => Ok(Slot::Nil),
+        _ => Err(BadRecord(names::UTXOS)),
+    }
+}
+
+/// Splits `tx` into transaction id, page number and the encoded page.
+pub fn split_tx(bytes: &[u8]) -> Result<(Txid, u32, &[u8]), BadRecord> {
+    let (txid, rest) = bytes.split_first_chunk::<32>().ok_or(BadRecord(names::TX))?;
+    let (number, page) = rest.split_first_chunk::<4>().ok_or(BadRecord(names::TX))?;
+    Ok((Txid(*txid), u32::from_le_bytes(*number), page))
+}
+
+pub fn decode(txid: Txid, number: u32, bins: &mut BinReader) -> Result<Page, BadRecord> {
+    let slots = bins.optional_list(names::UTXOS)?;
+    let slots = slots.map(|slots| slots.into_iter().map(decode_sized_slot).collect()).transpose()?;
+    let (mut page, flags) = decode_fields(txid, number, bins)?;
+    page.utxos = slots;
+    // The flags of a whole page say what the bins have: another sum is damage.
+    match self::flags(&page) == flags {
+        true => Ok(page),
+        false => Err(BadRecord(names::FLAGS)),
+    }
+}
+
+/// Decodes the selected parts of a page.
+///
+/// # Errors
+/// A bin has a type or a value that the bin cannot have.
+pub fn decode_selected(
+    txid: Txid,
+    number: u32,
+    selection: Selection,
+    bins: &mut BinReader,
+) -> Result<SelectedPage, BadRecord> {
+    let slots = bins.list(names::UTXOS)?.into_iter().map(decode_sized_slot).collect::<Result<_, _>>()?;
+    let (mut page, flags) = decode_fields(txid, number, bins)?;
+    page.utxos = (flags & flag::NO_SLOTS == 0).then(Vec::new);
+    // `tx` is read as a whole: the selection of its outputs and fields is that of the pure function.
+    let selected = SelectedPage::of(&page, selection);
+    Ok(SelectedPage { slots, ..selected })
+}
+
+/// Decodes a page besides its slots; the second value are the flags.
+fn decode_fields(txid: Txid, number: u32, bins: &mut BinReader) -> Result<(Page, u16), BadRecord> {
+    let tx: Bytes = bins.optional_blob(names::TX)?.ok_or(BadRecord(names::TX))?.into();
+    let (stored_txid, stored_number, _) = split_tx(&tx)?;
+    if (stored_txid, stored_number) != (txid, number) {
+        return Err(BadRecord(names::TX));
+    }
+    let mut page = codec::decode_page(txid, number, tx.slice(HEAD..)).map_err(|_| BadRecord(names::TX))?;
+    let flags: u16 = bins.number(names::FLAGS)?;
+    if flags & !flag::ALL != 0 {
+        return Err(BadRecord(names::FLAGS));
+    }
+    let has = |bit| flags & bit != 0;
+    page.conflicting = has(flag::CONFLICTING);
+    page.locked = has(flag::LOCKED);
+    page.frozen = has(flag::FROZEN);
+    page.creating_at = bins.optional(names::CREATING_AT)?;
+    let unspent: u32 = bins.number(names::UNSPENT)?;
+    page.spent_utxos = page.record_utxos.checked_sub(unspent).ok_or(BadRecord(names::UNSPENT))?;
+    let fields = FieldsOfBins::decode(bins)?;
+    page.contested = fields.contested;
+    page.utxo_spendable_in = fields.utxo_spendable_in;
+    page.reassignments = fields.reassignments;
+    page.pruned_spenders = decode_bitmap(&bins.optional_blob(names::PRUNED_SPENDERS)?.unwrap_or_default());
+    page.chain_pos = fields.chain_pos;
+    page.delete_at_height = bins.optional(names::DELETE_AT_HEIGHT)?;
+    page.pruned = bins.optional(names::PRUNED)?;
+    if let Some(master) = page.master.as_deref_mut() {
+        master.mined = bins.list(names::BLOCKS)?.into_iter().map(decode_block).collect::<Result<_, _>>()?;
+        master.unmined_since = bins.optional(names::UNMINED_SINCE)?;
+        super::page::decode_rare_of_master(master, bins)?;
+    }
+    Ok((page, flags))
+}
