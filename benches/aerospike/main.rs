@@ -25,7 +25,10 @@ mod wide;
 
 use std::{env, process::ExitCode, sync::Arc};
 
-use utxo_store::{engine::aerospike::AerospikeEngine, record::Rules};
+use utxo_store::{
+    engine::aerospike::{AerospikeEngine, AerospikeSettings, Layout},
+    record::Rules,
+};
 
 use cases::Case;
 use measure::runtime;
@@ -64,23 +67,26 @@ fn main() -> ExitCode {
 }
 
 async fn measure(server: &AerospikeServer, case: &Case) {
-    let settings = server.settings();
-    let rules = Rules::main(288);
-    let engine = AerospikeEngine::open(&settings, rules).await.expect("the server was set up for it");
-    let engine = Arc::new(engine);
     let process = server.process_id().expect("the server is ours");
-    for method in case.methods() {
-        let raw = Arc::new(raw::RawClient::open(&settings, method.feature()).await);
-        let batches = case.prepare(method, &engine, &raw).await;
-        let timed = timed::run(process, batches, IN_FLIGHT).await;
-        timed.print(&case.name(), method.name());
+    for layout in [Layout::Teranode, Layout::Compact] {
+        let settings = AerospikeSettings { layout: Some(layout), ..server.settings() };
+        let engine = AerospikeEngine::open(&settings, Rules::main(288)).await.expect("the server was set up for it");
+        let engine = Arc::new(engine);
+        // The raw client has the bins of `teranode`.
+        let is_measured = |method: &Method| layout == Layout::Teranode || matches!(method, Method::Engine);
+        for method in case.methods().into_iter().filter(is_measured) {
+            let raw = Arc::new(raw::RawClient::open(&settings, method.feature()).await);
+            let batches = case.prepare(method, &engine, &raw).await;
+            let timed = timed::run(process, batches, IN_FLIGHT).await;
+            timed.print(&format!("{} ({layout})", case.name()), method.name());
+        }
+        let counts = engine.group_counts();
+        assert_eq!(
+            (counts.refused, counts.lost_races),
+            (0, 0),
+            "{}: the engine did not use native operations only: {counts:?}",
+            case.name()
+        );
+        raw::RawClient::open(&settings, raw::EngineFeature::None).await.truncate().await;
     }
-    let counts = engine.group_counts();
-    assert_eq!(
-        (counts.refused, counts.lost_races),
-        (0, 0),
-        "{}: the engine did not use native operations only: {counts:?}",
-        case.name()
-    );
-    raw::RawClient::open(&settings, raw::EngineFeature::None).await.truncate().await;
 }

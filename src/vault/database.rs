@@ -26,7 +26,7 @@ static VAULT: Schema = Schema {
     remedy: "use the program that wrote the vault",
 };
 
-/// Connections of one process to a server, at most, unless the URL names a number: requests beyond wait for a connection.
+/// Connections of one process to a server, at most, unless the URL names a number. Requests beyond wait for one.
 /// More transactions at the same time only wait for each other's rows.
 const CONNECTIONS: u32 = 16;
 /// Attempts of a transaction that loses races with others, and the first pause between two. The pause doubles.

@@ -82,12 +82,13 @@ fn hash(slot: u32) -> UtxoHash {
     UtxoHash([slot as u8; 32])
 }
 
-/// Builds a live master with an external body, so that only the hashes count.
+/// Builds a live master with an external body, so that only hashes and sizes count.
 fn page(number: u32, slots: u32) -> Page {
     let mut page = Page::stub(txid(number), Verdict::Pending);
     page.conflicting = false;
     page.utxos = Some((0..slots).map(|slot| Slot::Unspent(hash(slot))).collect());
     page.record_utxos = slots;
+    page.amount_sizes = vec![1; slots as usize].into();
     let master = page.master.as_mut().unwrap();
     master.verdict = None;
     master.total_utxos = slots;

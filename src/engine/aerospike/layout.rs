@@ -41,7 +41,7 @@ pub enum Layout {
 /// A mark of a page. The number is its bit in `flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Mark {
+pub enum PageMark {
     Creating = 1,
     Conflicting = 1 << 1,
     Locked = 1 << 2,
@@ -50,12 +50,12 @@ pub enum Mark {
 
 /// Bits of `flags` that stand for the presence of something.
 pub mod flag {
-    use super::Mark;
+    use super::PageMark;
 
-    pub const CREATING: u16 = Mark::Creating as u16;
-    pub const CONFLICTING: u16 = Mark::Conflicting as u16;
-    pub const LOCKED: u16 = Mark::Locked as u16;
-    pub const FROZEN: u16 = Mark::Frozen as u16;
+    pub const CREATING: u16 = PageMark::Creating as u16;
+    pub const CONFLICTING: u16 = PageMark::Conflicting as u16;
+    pub const LOCKED: u16 = PageMark::Locked as u16;
+    pub const FROZEN: u16 = PageMark::Frozen as u16;
     /// The page is a stub or a tombstone.
     pub const NO_SLOTS: u16 = 1 << 4;
     /// The page has a `spendingHeight`.
@@ -72,28 +72,28 @@ pub mod flag {
     pub const ALL: u16 = (1 << 10) - 1;
 }
 
-impl Mark {
+impl PageMark {
     const fn bin(self) -> &'static str {
         match self {
-            Mark::Creating => names::CREATING,
-            Mark::Conflicting => names::CONFLICTING,
-            Mark::Locked => names::LOCKED,
-            Mark::Frozen => names::FROZEN,
+            PageMark::Creating => names::CREATING,
+            PageMark::Conflicting => names::CONFLICTING,
+            PageMark::Locked => names::LOCKED,
+            PageMark::Frozen => names::FROZEN,
         }
     }
 }
 
 impl Layout {
     /// Tests that the page has not the mark.
-    pub fn unset(self, mark: Mark) -> Expression {
+    pub fn unset(self, mark: PageMark) -> Expression {
         match self {
             Layout::Teranode => unset(mark.bin()),
             Layout::Compact => none_of(mark as u16),
         }
     }
 
-    /// Sets a mark.
-    pub fn set(self, mark: Mark) -> ServerOperation {
+    /// Sets a mark of the page.
+    pub fn set(self, mark: PageMark) -> ServerOperation {
         match self {
             Layout::Teranode => operations::put(&Bin::new(mark.bin(), Value::Bool(true))),
             Layout::Compact => set_flag(mark as u16),

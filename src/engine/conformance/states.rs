@@ -116,8 +116,8 @@ fn operations(txid: Txid) -> Vec<Operation> {
 
 fn fast_path(txid: Txid) -> Vec<Operation> {
     let wrong_hash = SpendSlot { utxo_hash: hash(99), ..claim(0) };
-    let wrong_amount = SpendSlot { satoshis: 1, ..claim(0) };
-    // A larger amount with a shorter script might have the same hash.
+    // Only an amount of another size can have the same hash, with a shorter script: layouts may keep the sizes alone.
+    let wrong_amount = SpendSlot { satoshis: 300, ..claim(0) };
     let vast_amount = SpendSlot { satoshis: 1 << 40, ..claim(0) };
     let spend = |slots: Vec<SpendSlot>, height, marks| {
         // The marks decide the signals, so that both values of `signals` occur.

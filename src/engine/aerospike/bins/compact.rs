@@ -209,10 +209,9 @@ pub fn split_tx(bytes: &[u8]) -> Result<(Txid, u32, &[u8]), BadRecord> {
 }
 
 pub fn decode(txid: Txid, number: u32, bins: &mut BinReader) -> Result<Page, BadRecord> {
-    let slots = bins.optional_list(names::UTXOS)?;
-    let slots = slots.map(|slots| slots.into_iter().map(decode_sized_slot).collect()).transpose()?;
     let (mut page, flags) = decode_fields(txid, number, bins)?;
-    page.utxos = slots;
+    let slots = bins.optional_list(names::UTXOS)?;
+    page.utxos = slots.map(|slots| slots.into_iter().map(decode_sized_slot).collect()).transpose()?;
     // The flags of a whole page say what the bins have: another sum is damage.
     match self::flags(&page) == flags {
         true => Ok(page),

@@ -9,7 +9,7 @@ use aerospike::{
 use super::{
     super::{
         bins::stamp_number,
-        layout::{Layout, Mark},
+        layout::{Layout, PageMark},
         names,
         template::{Fill, PackedConditions, Template, absent},
     },
@@ -31,20 +31,20 @@ pub struct MarkConflictingTemplates {
 
 impl MarkConflictingTemplates {
     pub fn new(layout: Layout, rules: &Rules) -> Self {
-        let undecided = or(vec![layout.unset(Mark::Conflicting), eq(int_bin(names::VERDICT), int_val(0))]);
+        let undecided = or(vec![layout.unset(PageMark::Conflicting), eq(int_bin(names::VERDICT), int_val(0))]);
         MarkConflictingTemplates {
             layout,
             of_master: PackedConditions::new(&[
                 bin_exists(names::UTXOS),
-                layout.unset(Mark::Creating),
+                layout.unset(PageMark::Creating),
                 undecided,
                 absent(names::DELETE_AT_HEIGHT),
                 absent(names::PRESERVE_UNTIL),
             ]),
             of_page: PackedConditions::new(&[
                 bin_exists(names::UTXOS),
-                layout.unset(Mark::Creating),
-                layout.unset(Mark::Conflicting),
+                layout.unset(PageMark::Creating),
+                layout.unset(PageMark::Conflicting),
             ]),
             stamp: stamp_template(),
             retention: rules.retention,
@@ -58,7 +58,7 @@ impl MarkConflictingTemplates {
         self.stamp.fill(&mut filter, &[Fill::Int(stamp)]);
         let put = |bin, value| operations::put(&Bin::new(bin, value));
         let mut operations: Vec<ServerOperation> =
-            vec![self.layout.set(Mark::Conflicting), put(names::CHAIN_POS, Value::Int(stamp))];
+            vec![self.layout.set(PageMark::Conflicting), put(names::CHAIN_POS, Value::Int(stamp))];
         // Only the master has a verdict, and only the master is found by `deleteAtHeight`.
         let verdict = if is_master {
             operations.push(put(names::VERDICT, Value::Int(2)));

@@ -5,7 +5,7 @@ use aerospike::{BatchOperation, Bin, Key as ServerKey, Value, expressions::bin_e
 use super::{
     super::{
         bins::stamp_number,
-        layout::{Layout, Mark},
+        layout::{Layout, PageMark},
         names,
         template::{Fill, PackedConditions, Template, absent},
     },
@@ -24,8 +24,8 @@ impl MarkContestedTemplates {
         MarkContestedTemplates {
             live: PackedConditions::new(&[
                 bin_exists(names::UTXOS),
-                layout.unset(Mark::Creating),
-                layout.unset(Mark::Conflicting),
+                layout.unset(PageMark::Creating),
+                layout.unset(PageMark::Conflicting),
                 absent(names::PRUNED),
             ]),
             stamp: stamp_template(),

@@ -9,7 +9,7 @@ use aerospike::{
 use super::{
     super::{
         bins::{spending_data, stamp_number},
-        layout::{Layout, Mark, flag, set_flag},
+        layout::{Layout, PageMark, flag, set_flag},
         names,
         template::{Fill, PackedConditions, Template, absent, blob_at, hole},
     },
@@ -37,8 +37,8 @@ impl RespendTemplates {
             layout,
             conditions: PackedConditions::new(&[
                 bin_exists(names::UTXOS),
-                layout.unset(Mark::Frozen),
-                layout.unset(Mark::Conflicting),
+                layout.unset(PageMark::Frozen),
+                layout.unset(PageMark::Conflicting),
                 absent(names::PRUNED_SPENDERS),
                 absent(names::DELETE_AT_HEIGHT),
             ]),

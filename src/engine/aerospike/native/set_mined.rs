@@ -19,7 +19,7 @@ use aerospike::{
 use super::{
     super::{
         bins::{encode_blocks, stamp_number},
-        layout::{Layout, Mark, flag, none_of},
+        layout::{Layout, PageMark, flag, none_of},
         names,
         template::{Fill, PackedConditions, Template, absent, hole, prepack},
     },
@@ -51,8 +51,8 @@ impl SetMinedTemplates {
         let conditions = [
             bin_exists(names::UTXOS),
             absent(names::CONFLICTING_CHILDREN),
-            layout.unset(Mark::Creating),
-            layout.unset(Mark::Conflicting),
+            layout.unset(PageMark::Creating),
+            layout.unset(PageMark::Conflicting),
             absent(names::DELETE_AT_HEIGHT),
         ];
         // A transaction that was validated before Genesis may lack slots.
@@ -89,7 +89,7 @@ impl SetMinedTemplates {
             genesis_height: rules.network.genesis_activation_height(),
             stamp: stamp_template(),
             is_first_block: Template::new(&and(first_block.to_vec())),
-            is_first_and_unlocked: Template::new(&and([&first_block[..], &[layout.unset(Mark::Locked)]].concat())),
+            is_first_and_unlocked: Template::new(&and([&first_block[..], &[layout.unset(PageMark::Locked)]].concat())),
             is_unlisted: Template::new(&eq(listed, int_val(0))),
             due: delete_at_height::write_when_due(layout, rules.retention),
         }

@@ -13,7 +13,7 @@ use aerospike::{
 use super::{
     super::{
         bins::spending_data,
-        layout::{Layout, Mark, flag, none_of},
+        layout::{Layout, PageMark, flag, none_of},
         names,
         packed::Packed,
         template::{Fill, PackedConditions, Template, absent, blob_at, hole},
@@ -48,12 +48,12 @@ pub struct SpendTemplates {
 
 impl SpendTemplates {
     pub fn new(layout: Layout, rules: &Rules) -> Self {
-        let live = [layout.unset(Mark::Creating), layout.unset(Mark::Conflicting)];
+        let live = [layout.unset(PageMark::Creating), layout.unset(PageMark::Conflicting)];
         // Cases for which the reply, or the comparison of outputs, would need more than the filter reads.
         let simple = [absent(names::DELETE_AT_HEIGHT), absent(names::REASSIGNMENTS)];
         let marks = [
-            layout.unset(Mark::Locked),
-            layout.unset(Mark::Frozen),
+            layout.unset(PageMark::Locked),
+            layout.unset(PageMark::Frozen),
             absent(names::CONTESTED),
             absent(names::SPENDABLE_IN),
         ];
