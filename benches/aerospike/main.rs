@@ -30,7 +30,7 @@ use utxo_store::{
     record::Rules,
 };
 
-use cases::Case;
+use cases::{Case, Method};
 use measure::runtime;
 use server::{AerospikeServer, FIT, Setup};
 
