@@ -8,7 +8,6 @@ use futures_util::StreamExt;
 use super::{
     ConnectedCluster, bins,
     errors::{RequestKind, damaged, engine_error},
-    layout::Layout,
     names,
     scan::PARTITIONS,
     template::absent,
@@ -89,10 +88,9 @@ impl ConnectedCluster {
         if from > to || from > greatest {
             return Ok(());
         }
-        let bins = Bins::Some(match self.layout {
-            Layout::Compact => vec![names::TX.into(), bin.into()],
-            Layout::Teranode => vec![names::TX_ID.into(), names::PAGE_NUMBER.into(), bin.into()],
-        });
+        // `compact` has the key in `tx`, `teranode` in the other two.
+        let bins = [names::TX, names::TX_ID, names::PAGE_NUMBER, bin].map(str::to_owned);
+        let bins = Bins::Some(bins.to_vec());
         let mut statement = Statement::new(self.location.namespace.as_str(), self.location.transactions.as_str(), bins);
         statement.set_filter(Filter::range(bin, from as i64, to.min(greatest) as i64));
         let to_error = |error: &aerospike::Error| engine_error("query", bin, error, RequestKind::Read);

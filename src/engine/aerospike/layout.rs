@@ -125,6 +125,25 @@ impl Layout {
             Layout::Compact => [amount_size, hash],
         }
     }
+
+    /// Returns the bytes of a slot. `spender`: empty in a free slot.
+    pub fn slot(self, amount_size: u8, hash: &[u8; 32], spender: &[u8]) -> Vec<u8> {
+        let size = [amount_size];
+        let [size, hash] = self.slot_head(&size, hash);
+        [size, hash, spender].concat()
+    }
+
+    /// Returns the layout that the bin `layout` of a meta record names.
+    ///
+    /// # Errors
+    /// The name, which this version does not know.
+    pub fn stored(bin: Option<&Value>) -> Result<Self, String> {
+        match bin {
+            None | Some(Value::Nil) => Ok(Layout::Teranode),
+            Some(Value::String(name)) => name.parse().map_err(|_| name.clone()),
+            Some(_) => Err("of no name".to_owned()),
+        }
+    }
 }
 
 /// Tests that no bit of these is set in `flags`.
@@ -166,12 +185,7 @@ pub async fn read_layout(
         };
     };
     let unfit = |problem: String, remedy: &str| OpenAerospikeError::Unfit { problem, remedy: remedy.into() };
-    let layout = match record.bins.get(names::meta::LAYOUT) {
-        None | Some(Value::Nil) => Ok(Layout::Teranode),
-        Some(Value::String(name)) => name.parse().map_err(|_| name.clone()),
-        Some(_) => Err("of no name".to_owned()),
-    };
-    let layout = layout.map_err(|name| {
+    let layout = Layout::stored(record.bins.get(names::meta::LAYOUT)).map_err(|name| {
         let problem = format!("the store has the layout `{name}`, which this version does not know");
         unfit(problem, "use the program that wrote the store")
     })?;

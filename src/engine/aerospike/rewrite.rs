@@ -224,29 +224,16 @@ fn changed_slots(layout: Layout, old: &Record, new: &Record) -> Option<Vec<Serve
     if changed.len() > MAX_SLOT_WRITES || changed.iter().any(|(_, slot)| **slot == Slot::Nil) {
         return None;
     }
-    let set = |offset: usize, bytes| lists::set(names::UTXOS, offset as i64, Value::Blob(bytes));
-    Some(match layout {
-        Layout::Teranode => {
-            let slots = changed.into_iter().filter_map(|(offset, slot)| Some(set(offset, teranode_slot(slot)?)));
-            slots.collect()
-        }
-        Layout::Compact => {
-            let sizes = AmountSizes::of(page);
-            let slots = changed.into_iter().filter_map(|(offset, slot)| Some(set(offset, sizes.slot(offset, slot)?)));
-            slots.collect()
-        }
-    })
+    let sizes = (layout == Layout::Compact).then(|| AmountSizes::of(page));
+    let set = |(offset, slot): (usize, &Slot)| {
+        let (hash, spender) = slot_bytes(slot)?;
+        let size = sizes.as_ref().map_or(0, |sizes| sizes.at(offset));
+        let bytes = layout.slot(size, &hash, spender.as_ref().map_or(&[], |spender| &spender[..]));
+        Some(lists::set(names::UTXOS, offset as i64, Value::Blob(bytes)))
+    };
+    Some(changed.into_iter().filter_map(set).collect())
 }
 
 fn slots_of(record: &Record) -> Option<&[Slot]> {
     record.page().and_then(|page: &Page| page.utxos.as_deref())
-}
-
-/// Returns the bytes of a slot; `None` for a nil slot.
-fn teranode_slot(slot: &Slot) -> Option<Vec<u8>> {
-    let (hash, spender) = slot_bytes(slot)?;
-    Some(match spender {
-        Some(spender) => [&hash[..], &spender].concat(),
-        None => hash.to_vec(),
-    })
 }

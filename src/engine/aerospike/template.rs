@@ -31,7 +31,7 @@ pub enum Fill<'a> {
 }
 
 /// A packed expression with holes.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
     /// The bytes around the holes: one piece more than there are holes.
     pieces: Vec<Vec<u8>>,

@@ -16,8 +16,8 @@ use bytes::Bytes;
 use super::{
     super::{layout::flag, names, packed::Packed},
     Bins,
-    page::{FieldsOfBins, decode_bitmap, decode_slot, encode_txids, encode_verdict, slot_bytes},
-    values::{BadRecord, BinReader, blob, int, int_list, packed_list},
+    page::{decode_shared, decode_shared_of_master, decode_slot, encode_shared, encode_shared_of_master, slot_bytes},
+    values::{BadRecord, BinReader, blob, int, packed_list},
 };
 use crate::{
     record::{Body, Master, MinedIn, Page, SelectedPage, Selection, Slot, codec},
@@ -41,7 +41,7 @@ pub fn encode(page: &Page) -> Bins {
     if flags != 0 {
         bins.push((names::FLAGS, int(flags)));
     }
-    super::page::encode_rare_numbers(page, &mut bins);
+    encode_shared(page, &mut bins);
     if let Some(master) = &page.master {
         encode_master(master, &mut bins);
     }
@@ -103,19 +103,7 @@ fn encode_master(master: &Master, bins: &mut Bins) {
     if !master.mined.is_empty() {
         bins.push((names::BLOCKS, encode_blocks(&master.mined)));
     }
-    if let Some(height) = master.unmined_since {
-        bins.push((names::UNMINED_SINCE, int(height)));
-    }
-    if let Some(height) = master.preserve_until {
-        bins.push((names::PRESERVE_UNTIL, int(height)));
-    }
-    if !master.conflicting_children.is_empty() {
-        bins.push((names::CONFLICTING_CHILDREN, encode_txids(&master.conflicting_children)));
-    }
-    if !master.spent_pages.is_empty() {
-        bins.push((names::SPENT_PAGES, int_list(master.spent_pages.iter().copied())));
-    }
-    encode_verdict(master.verdict, bins);
+    encode_shared_of_master(master, bins);
 }
 
 pub fn encode_blocks(blocks: &[MinedIn]) -> Value {
@@ -164,13 +152,6 @@ impl<'a> AmountSizes<'a> {
         }
         let sizes = if self.inline.is_empty() { &self.page.amount_sizes[..] } else { &self.inline[..] };
         sizes.get(offset).copied().unwrap_or(0)
-    }
-
-    /// Returns the bytes of a slot; `None` for a nil slot.
-    pub fn slot(&self, offset: usize, slot: &Slot) -> Option<Vec<u8>> {
-        let (hash, spender) = slot_bytes(slot)?;
-        let spender = spender.as_ref().map_or(&[][..], |spender| &spender[..]);
-        Some([&[self.at(offset)][..], &hash, spender].concat())
     }
 }
 
@@ -256,18 +237,10 @@ fn decode_fields(txid: Txid, number: u32, bins: &mut BinReader) -> Result<(Page,
     page.creating_at = bins.optional(names::CREATING_AT)?;
     let unspent: u32 = bins.number(names::UNSPENT)?;
     page.spent_utxos = page.record_utxos.checked_sub(unspent).ok_or(BadRecord(names::UNSPENT))?;
-    let fields = FieldsOfBins::decode(bins)?;
-    page.contested = fields.contested;
-    page.utxo_spendable_in = fields.utxo_spendable_in;
-    page.reassignments = fields.reassignments;
-    page.pruned_spenders = decode_bitmap(&bins.optional_blob(names::PRUNED_SPENDERS)?.unwrap_or_default());
-    page.chain_pos = fields.chain_pos;
-    page.delete_at_height = bins.optional(names::DELETE_AT_HEIGHT)?;
-    page.pruned = bins.optional(names::PRUNED)?;
+    decode_shared(&mut page, bins)?;
     if let Some(master) = page.master.as_deref_mut() {
         master.mined = bins.list(names::BLOCKS)?.into_iter().map(decode_block).collect::<Result<_, _>>()?;
-        master.unmined_since = bins.optional(names::UNMINED_SINCE)?;
-        super::page::decode_rare_of_master(master, bins)?;
+        decode_shared_of_master(master, bins)?;
     }
     Ok((page, flags))
 }

@@ -66,11 +66,11 @@ fn encode_rare_bins(page: &Page, bins: &mut Bins) {
     bins.extend(flags.into_iter().filter(|(_, set)| *set).map(|(name, _)| (name, Value::Bool(true))));
     let numbers = [(names::SPENDING_HEIGHT, page.spending_height), (names::SLOT_HEIGHT, page.slot_height)];
     bins.extend(numbers.into_iter().filter_map(|(name, value)| Some((name, int(value?)))));
-    encode_rare_numbers(page, bins);
+    encode_shared(page, bins);
 }
 
-/// Encodes the bins that few pages have, and that change, in both layouts.
-pub fn encode_rare_numbers(page: &Page, bins: &mut Bins) {
+/// Encodes the bins of a page that both layouts have.
+pub fn encode_shared(page: &Page, bins: &mut Bins) {
     let numbers = [
         (names::CREATING_AT, page.creating_at),
         (names::DELETE_AT_HEIGHT, page.delete_at_height.map(u64::from)),
@@ -111,29 +111,36 @@ fn encode_master(page: &Page, master: &Master, bins: &mut Bins) {
         bins.push((names::BLOCK_HEIGHTS, int_list(master.mined.iter().map(|mined| mined.height))));
         bins.push((names::SUBTREE_IDXS, int_list(master.mined.iter().map(|mined| mined.subtree))));
     }
-    if let Some(height) = master.unmined_since {
-        bins.push((names::UNMINED_SINCE, int(height)));
-    }
-    if let Some(height) = master.preserve_until {
-        bins.push((names::PRESERVE_UNTIL, int(height)));
-    }
     if let Some(event) = master.created_by {
         bins.push((names::CREATED_BY, int(event.number())));
     }
     if let Some(body) = &master.body {
         body::encode(page, body, bins);
     }
+    if !master.spent_pages.is_empty() {
+        bins.push((names::SPENT_EXTRA_RECS, int(master.spent_pages.len() as u64)));
+    }
+    encode_shared_of_master(master, bins);
+}
+
+/// Encodes the bins of a master that both layouts have.
+pub fn encode_shared_of_master(master: &Master, bins: &mut Bins) {
+    if let Some(height) = master.unmined_since {
+        bins.push((names::UNMINED_SINCE, int(height)));
+    }
+    if let Some(height) = master.preserve_until {
+        bins.push((names::PRESERVE_UNTIL, int(height)));
+    }
     if !master.conflicting_children.is_empty() {
         bins.push((names::CONFLICTING_CHILDREN, encode_txids(&master.conflicting_children)));
     }
     if !master.spent_pages.is_empty() {
         bins.push((names::SPENT_PAGES, int_list(master.spent_pages.iter().copied())));
-        bins.push((names::SPENT_EXTRA_RECS, int(master.spent_pages.len() as u64)));
     }
     encode_verdict(master.verdict, bins);
 }
 
-pub fn encode_verdict(verdict: Option<Verdict>, bins: &mut Bins) {
+fn encode_verdict(verdict: Option<Verdict>, bins: &mut Bins) {
     let Some(verdict) = verdict else { return };
     if let Verdict::Conflicting(reason) = verdict {
         bins.push((names::REASON, Value::Blob(encode_reason(&reason))));
@@ -192,7 +199,7 @@ pub fn decode_slot(value: Value) -> Result<Slot, BadRecord> {
     Ok(Slot::Spent(hash, SpendingData { txid: Txid(*txid), input }))
 }
 
-pub fn encode_txids(txids: &BTreeSet<Txid>) -> Value {
+fn encode_txids(txids: &BTreeSet<Txid>) -> Value {
     let mut packed = Packed::with_capacity(5 + 35 * txids.len());
     packed.list(txids.len());
     txids.iter().for_each(|txid| packed.blob(&txid.0));
@@ -207,7 +214,7 @@ fn encode_bitmap(slots: &BTreeSet<u32>) -> Vec<u8> {
     bytes
 }
 
-pub fn decode_bitmap(bytes: &[u8]) -> BTreeSet<u32> {
+fn decode_bitmap(bytes: &[u8]) -> BTreeSet<u32> {
     let bits = bytes
         .iter()
         .zip(0_u32..)
@@ -307,7 +314,6 @@ pub fn decode_selected(
 fn decode_fields(txid: Txid, number: u32, utxos: Option<Vec<Slot>>, bins: &mut BinReader) -> Result<Page, BadRecord> {
     let created_at: u64 = bins.number(names::CREATED_AT)?;
     let creating = bins.flag(names::CREATING)?;
-    let fields = FieldsOfBins::decode(bins)?;
     let mut page = Page {
         number,
         version: bins.number(names::VERSION)?,
@@ -326,16 +332,10 @@ fn decode_fields(txid: Txid, number: u32, utxos: Option<Vec<Slot>>, bins: &mut B
         // The reference system does not store the time, so the creation of the record stands in.
         creating_at: bins.optional(names::CREATING_AT)?.or(creating.then_some(created_at)).filter(|_| creating),
         spending_height: bins.optional(names::SPENDING_HEIGHT)?,
-        contested: fields.contested,
-        pruned_spenders: decode_bitmap(&bins.optional_blob(names::PRUNED_SPENDERS)?.unwrap_or_default()),
-        utxo_spendable_in: fields.utxo_spendable_in,
-        reassignments: fields.reassignments,
-        chain_pos: fields.chain_pos,
-        delete_at_height: bins.optional(names::DELETE_AT_HEIGHT)?,
-        pruned: bins.optional(names::PRUNED)?,
         slot_height: bins.optional(names::SLOT_HEIGHT)?,
         ..Page::empty(txid)
     };
+    decode_shared(&mut page, bins)?;
     if number == 0 {
         let master = decode_master(&page, created_at, bins)?;
         page.master = Some(Box::new(master));
@@ -343,30 +343,20 @@ fn decode_fields(txid: Txid, number: u32, utxos: Option<Vec<Slot>>, bins: &mut B
     Ok(page)
 }
 
-/// Fields of a page that have the same bins in both layouts.
-pub struct FieldsOfBins {
-    pub contested: BTreeSet<u32>,
-    pub utxo_spendable_in: BTreeMap<u32, u32>,
-    pub reassignments: Vec<Reassignment>,
-    pub chain_pos: Option<Stamp>,
-}
-
-impl FieldsOfBins {
-    pub fn decode(bins: &mut BinReader) -> Result<Self, BadRecord> {
-        let height = |(slot, height): (Value, Value)| {
-            Ok((number(names::SPENDABLE_IN, &slot)?, number(names::SPENDABLE_IN, &height)?))
-        };
-        Ok(FieldsOfBins {
-            contested: bins.numbers(names::CONTESTED)?,
-            utxo_spendable_in: bins.map(names::SPENDABLE_IN)?.into_iter().map(height).collect::<Result<_, _>>()?,
-            reassignments: bins
-                .list(names::REASSIGNMENTS)?
-                .into_iter()
-                .map(decode_reassignment)
-                .collect::<Result<_, _>>()?,
-            chain_pos: bins.optional(names::CHAIN_POS)?.map(decode_stamp).transpose()?,
-        })
-    }
+/// Decodes the bins of a page that both layouts have, besides `creatingAt`.
+pub fn decode_shared(page: &mut Page, bins: &mut BinReader) -> Result<(), BadRecord> {
+    let height = |(slot, height): (Value, Value)| {
+        Ok((number(names::SPENDABLE_IN, &slot)?, number(names::SPENDABLE_IN, &height)?))
+    };
+    page.contested = bins.numbers(names::CONTESTED)?;
+    page.pruned_spenders = decode_bitmap(&bins.optional_blob(names::PRUNED_SPENDERS)?.unwrap_or_default());
+    page.utxo_spendable_in = bins.map(names::SPENDABLE_IN)?.into_iter().map(height).collect::<Result<_, _>>()?;
+    let entries = bins.list(names::REASSIGNMENTS)?.into_iter();
+    page.reassignments = entries.map(decode_reassignment).collect::<Result<_, _>>()?;
+    page.chain_pos = bins.optional(names::CHAIN_POS)?.map(decode_stamp).transpose()?;
+    page.delete_at_height = bins.optional(names::DELETE_AT_HEIGHT)?;
+    page.pruned = bins.optional(names::PRUNED)?;
+    Ok(())
 }
 
 fn decode_master(page: &Page, created_at: u64, bins: &mut BinReader) -> Result<Master, BadRecord> {
@@ -375,22 +365,22 @@ fn decode_master(page: &Page, created_at: u64, bins: &mut BinReader) -> Result<M
         total_extra_recs: bins.number(names::TOTAL_EXTRA_RECS)?,
         mined: decode_mined(bins)?,
         created_at,
-        unmined_since: bins.optional(names::UNMINED_SINCE)?,
         body: body::decode(page, bins)?,
         created_by: bins.optional(names::CREATED_BY)?.map(CreatingEvent::from_number),
         ..Master::default()
     };
-    decode_rare_of_master(&mut master, bins)?;
+    decode_shared_of_master(&mut master, bins)?;
     Ok(master)
 }
 
-/// Decodes the bins of a master that few have, in both layouts.
-pub fn decode_rare_of_master(master: &mut Master, bins: &mut BinReader) -> Result<(), BadRecord> {
+/// Decodes the bins of a master that both layouts have.
+pub fn decode_shared_of_master(master: &mut Master, bins: &mut BinReader) -> Result<(), BadRecord> {
     let child = |child| super::values::txid(names::CONFLICTING_CHILDREN, Some(child));
     let children = bins.list(names::CONFLICTING_CHILDREN)?.into_iter();
     master.conflicting_children = children.map(child).collect::<Result<_, _>>()?;
     master.spent_pages = bins.numbers(names::SPENT_PAGES)?;
     master.verdict = decode_verdict(bins)?;
+    master.unmined_since = bins.optional(names::UNMINED_SINCE)?;
     master.preserve_until = bins.optional(names::PRESERVE_UNTIL)?;
     Ok(())
 }

@@ -127,14 +127,6 @@ pub fn decode_sentinel(bins: &mut BinReader) -> Result<[u8; 16], BadRecord> {
     bins.array(meta::STORE_ID)
 }
 
-/// Takes the layout of the store out of its meta record.
-pub fn layout_of(bins: &mut BinReader) -> Result<Layout, BadRecord> {
-    match bins.has(meta::LAYOUT) {
-        true => bins.text(meta::LAYOUT)?.parse().map_err(|_| BadRecord(meta::LAYOUT)),
-        false => Ok(Layout::Teranode),
-    }
-}
-
 pub fn encode_meta(layout: Layout, record: &MetaRecord) -> Bins {
     let mut bins = vec![
         (meta::STORE_ID, Value::Blob(record.store_id.to_vec())),
@@ -206,7 +198,7 @@ pub fn encode_meta(layout: Layout, record: &MetaRecord) -> Bins {
 }
 
 pub fn decode_meta(layout: Layout, bins: &mut BinReader) -> Result<MetaRecord, BadRecord> {
-    if layout_of(bins)? != layout {
+    if Layout::stored(bins.0.get(meta::LAYOUT)) != Ok(layout) {
         return Err(BadRecord(meta::LAYOUT));
     }
     let rebuilding = bins.optional_blob(meta::REBUILDING)?.map(|bytes| decode_rebuilding(bytes).map(Box::new));

@@ -85,9 +85,8 @@ impl RespendTemplates {
         let mut operations = Vec::with_capacity(2 * slots.len() + 4);
         for moved in slots {
             let offset = moved.slot.offset.into();
-            let size = [amount_size(moved.slot.satoshis)];
-            let [size, hash] = self.layout.slot_head(&size, &moved.slot.utxo_hash.0);
-            let slot = [size, hash, &spending_data(&new_spender(respend, moved))].concat();
+            let spender = spending_data(&new_spender(respend, moved));
+            let slot = self.layout.slot(amount_size(moved.slot.satoshis), &moved.slot.utxo_hash.0, &spender);
             operations.push(lists::set(names::UTXOS, offset, Value::Blob(slot)));
             operations.push(lists::append(&append_once, names::CONTESTED, Value::Int(offset)));
         }

@@ -19,9 +19,9 @@ use aerospike::{
 use super::{
     super::{
         bins::{encode_blocks, stamp_number},
-        layout::{Layout, PageMark, flag, none_of},
+        layout::{Layout, flag, none_of},
         names,
-        template::{Fill, PackedConditions, Template, absent, hole, prepack},
+        template::{Fill, PackedConditions, Template, absent, hole, prepack, unset},
     },
     AnswerForm, SetMinedArgs, as_integer, delete_at_height, filtered_policy, stamp_template,
 };
@@ -48,38 +48,25 @@ pub struct SetMinedTemplates {
 impl SetMinedTemplates {
     pub fn new(layout: Layout, rules: &Rules) -> Self {
         let ids = || list_bin(names::BLOCK_IDS);
-        let conditions = [
-            bin_exists(names::UTXOS),
-            absent(names::CONFLICTING_CHILDREN),
-            layout.unset(PageMark::Creating),
-            layout.unset(PageMark::Conflicting),
-            absent(names::DELETE_AT_HEIGHT),
-        ];
         // A transaction that was validated before Genesis may lack slots.
         let genesis = int_val(rules.network.genesis_activation_height().into());
         let has_slots = or(vec![absent(names::UNMINED_SINCE), ge(int_bin(names::UNMINED_SINCE), genesis)]);
-        let (conditions, on_side_chain) = match layout {
-            Layout::Teranode => (conditions.to_vec(), conditions[..2].to_vec()),
+        let (conditions, on_side_chain, first_block, unlocked) = match layout {
+            Layout::Teranode => {
+                let side = [bin_exists(names::UTXOS), absent(names::CONFLICTING_CHILDREN)];
+                let live = [unset(names::CREATING), unset(names::CONFLICTING), absent(names::DELETE_AT_HEIGHT)];
+                let first_block =
+                    [eq(in_lists::size(ids(), &[]), int_val(0)), eq(int_bin(names::TOTAL_EXTRA_RECS), int_val(0))];
+                ([&side[..], &live].concat(), side.to_vec(), first_block, vec![unset(names::LOCKED)])
+            }
             // Without `flags` the master has slots, no children, and no mark.
-            Layout::Compact => (vec![absent(names::FLAGS)], vec![none_of(flag::NO_SLOTS | flag::CHILDREN)]),
+            Layout::Compact => (
+                vec![absent(names::FLAGS)],
+                vec![none_of(flag::NO_SLOTS | flag::CHILDREN)],
+                [absent(names::BLOCKS), absent(names::TOTAL_EXTRA_RECS)],
+                Vec::new(),
+            ),
         };
-        if layout == Layout::Compact {
-            let is_first_block = Template::new(&and(vec![absent(names::BLOCKS), absent(names::TOTAL_EXTRA_RECS)]));
-            return SetMinedTemplates {
-                layout,
-                on_side_chain: PackedConditions::new(&on_side_chain),
-                before_genesis: PackedConditions::new(&conditions),
-                since_genesis: PackedConditions::new(&[&conditions[..], &[has_slots]].concat()),
-                genesis_height: rules.network.genesis_activation_height(),
-                stamp: stamp_template(),
-                is_first_and_unlocked: is_first_block.clone(),
-                is_first_block,
-                is_unlisted: Template::default(),
-                due: delete_at_height::write_when_due(layout, rules.retention),
-            };
-        }
-        let first_block =
-            [eq(in_lists::size(ids(), &[]), int_val(0)), eq(int_bin(names::TOTAL_EXTRA_RECS), int_val(0))];
         let listed = in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]);
         SetMinedTemplates {
             layout,
@@ -89,7 +76,7 @@ impl SetMinedTemplates {
             genesis_height: rules.network.genesis_activation_height(),
             stamp: stamp_template(),
             is_first_block: Template::new(&and(first_block.to_vec())),
-            is_first_and_unlocked: Template::new(&and([&first_block[..], &[layout.unset(PageMark::Locked)]].concat())),
+            is_first_and_unlocked: Template::new(&and([&first_block[..], &unlocked].concat())),
             is_unlisted: Template::new(&eq(listed, int_val(0))),
             due: delete_at_height::write_when_due(layout, rules.retention),
         }

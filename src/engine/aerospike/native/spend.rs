@@ -13,10 +13,10 @@ use aerospike::{
 use super::{
     super::{
         bins::spending_data,
-        layout::{Layout, PageMark, flag, none_of},
+        layout::{Layout, flag, none_of},
         names,
         packed::Packed,
-        template::{Fill, PackedConditions, Template, absent, blob_at, hole},
+        template::{Fill, PackedConditions, Template, absent, blob_at, hole, unset},
     },
     AnswerForm, NativeRequest, delete_at_height, filtered_policy,
 };
@@ -48,17 +48,15 @@ pub struct SpendTemplates {
 
 impl SpendTemplates {
     pub fn new(layout: Layout, rules: &Rules) -> Self {
-        let live = [layout.unset(PageMark::Creating), layout.unset(PageMark::Conflicting)];
-        // Cases for which the reply, or the comparison of outputs, would need more than the filter reads.
-        let simple = [absent(names::DELETE_AT_HEIGHT), absent(names::REASSIGNMENTS)];
-        let marks = [
-            layout.unset(PageMark::Locked),
-            layout.unset(PageMark::Frozen),
-            absent(names::CONTESTED),
-            absent(names::SPENDABLE_IN),
-        ];
         let (respecting_marks, ignoring_marks) = match layout {
-            Layout::Teranode => ([&live[..], &simple, &marks].concat(), [live, simple].concat()),
+            Layout::Teranode => {
+                let live = [unset(names::CREATING), unset(names::CONFLICTING)];
+                // Cases for which the reply, or the comparison of outputs, would need more than the filter reads.
+                let simple = [absent(names::DELETE_AT_HEIGHT), absent(names::REASSIGNMENTS)];
+                let marks =
+                    [unset(names::LOCKED), unset(names::FROZEN), absent(names::CONTESTED), absent(names::SPENDABLE_IN)];
+                ([&live[..], &simple, &marks].concat(), [live, simple].concat())
+            }
             // A page without `flags` has nothing that bars a spend; a page with a due height has no free slot.
             Layout::Compact => {
                 let bars_always = flag::CREATING | flag::CONFLICTING | flag::NO_SLOTS | flag::REASSIGNED;
@@ -99,27 +97,31 @@ impl SpendTemplates {
         Some(NativeRequest { operation: Some(Box::new(operation)), answer })
     }
 
+    /// Packs the filter. In `compact` a slot has the size of its output's amount, and the height of a coinbase is a
+    /// flag: the outputs of a coinbase are left to the pure function.
     fn filter(&self, is_master: bool, marks: Marks, spends: &[&Spend]) -> Packed {
         let slots = || spends.iter().flat_map(|spend| spend.slots.iter());
-        if self.layout == Layout::Compact {
-            return self.compact_filter(marks, spends);
-        }
-        let room = slots().map(|slot| 240 + slot.script.len()).sum::<usize>() + self.is_mature.size();
-        let mut filter = match marks {
-            Marks::Respect => {
-                let mut filter = self.respecting_marks.and(1 + 2 * slots().count(), room);
-                // Outputs that are mature at the lowest height are mature at every height.
-                let height = spends.iter().map(|spend| spend.height).min().unwrap_or_default();
-                self.is_mature.fill(&mut filter, &[Fill::Int(height.into())]);
-                filter
-            }
+        let is_compact = self.layout == Layout::Compact;
+        let (per_slot, slot_room) = if is_compact { (1, 0) } else { (2, 160) };
+        let room = slots().map(|slot| 80 + slot_room + slot.script.len()).sum::<usize>() + self.is_mature.size();
+        let (conditions, has_height) = match marks {
+            Marks::Respect => (&self.respecting_marks, !is_compact),
             // The filter refuses a parent without a verdict: that case is left to the pure function.
-            Marks::Ignore | Marks::IgnoreUndecided => self.ignoring_marks.and(2 * slots().count(), room),
+            Marks::Ignore | Marks::IgnoreUndecided => (&self.ignoring_marks, false),
         };
+        let mut filter = conditions.and(usize::from(has_height) + per_slot * slots().count(), room);
+        if has_height {
+            // Outputs that are mature at the lowest height are mature at every height.
+            let height = spends.iter().map(|spend| spend.height).min().unwrap_or_default();
+            self.is_mature.fill(&mut filter, &[Fill::Int(height.into())]);
+        }
         for SpendSlot { offset, utxo_hash, satoshis, script, .. } in slots() {
-            let at = Fill::Int((*offset).into());
-            self.is_free.fill(&mut filter, &[at, Fill::Blob(&[&utxo_hash.0])]);
-            let sized = [Fill::Int(i64::from(*offset) * 8), Fill::Int(amount_size(*satoshis).into())];
+            let (at, size) = (Fill::Int((*offset).into()), amount_size(*satoshis));
+            self.is_free.fill(&mut filter, &[at, Fill::Blob(&self.layout.slot_head(&[size], &utxo_hash.0))]);
+            if is_compact {
+                continue;
+            }
+            let sized = [Fill::Int(i64::from(*offset) * 8), Fill::Int(size.into())];
             if is_master {
                 let length = varint::encode(script.len() as u64);
                 let output: [&[u8]; 3] = [&satoshis.to_le_bytes(), length.as_ref(), script];
@@ -127,23 +129,6 @@ impl SpendTemplates {
             } else {
                 self.amount_size_matches.fill(&mut filter, &sized);
             }
-        }
-        filter
-    }
-
-    /// Compares the slots, which have the sizes of the outputs' amounts. The height of a coinbase is a flag: the filter
-    /// leaves the outputs of a coinbase to the pure function.
-    fn compact_filter(&self, marks: Marks, spends: &[&Spend]) -> Packed {
-        let slots = || spends.iter().flat_map(|spend| spend.slots.iter());
-        let conditions = match marks {
-            Marks::Respect => &self.respecting_marks,
-            Marks::Ignore | Marks::IgnoreUndecided => &self.ignoring_marks,
-        };
-        let mut filter = conditions.and(slots().count(), slots().count() * (self.is_free.size() + 40));
-        for SpendSlot { offset, utxo_hash, satoshis, .. } in slots() {
-            let size = [amount_size(*satoshis)];
-            let slot = self.layout.slot_head(&size, &utxo_hash.0);
-            self.is_free.fill(&mut filter, &[Fill::Int((*offset).into()), Fill::Blob(&slot)]);
         }
         filter
     }
@@ -194,9 +179,8 @@ fn are_distinct(spends: &[&Spend]) -> bool {
 
 fn take_slot(layout: Layout, spend: &Spend, slot: &SpendSlot) -> ServerOperation {
     let spender = spending_data(&SpendingData { txid: spend.spender, input: slot.input });
-    let size = [amount_size(slot.satoshis)];
-    let [size, hash] = layout.slot_head(&size, &slot.utxo_hash.0);
-    lists::set(names::UTXOS, slot.offset.into(), Value::Blob([size, hash, &spender].concat()))
+    let bytes = layout.slot(amount_size(slot.satoshis), &slot.utxo_hash.0, &spender);
+    lists::set(names::UTXOS, slot.offset.into(), Value::Blob(bytes))
 }
 
 /// Returns the outcomes of spends that took effect one after the other: only the last can have taken the last slot.
