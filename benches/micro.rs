@@ -245,12 +245,10 @@ fn page(outputs: usize, start: NewTxState) -> Page {
 }
 
 fn spend_slots(offsets: impl Iterator<Item = u32>) -> Vec<SpendSlot> {
-    let slot = |offset| SpendSlot {
-        offset,
-        input: offset,
-        utxo_hash: utxo_hash(&TXID, offset, &LOCK, 1_000),
-        satoshis: 1_000,
-        script: Bytes::from_static(&LOCK),
+    let output = Output { satoshis: 1_000, script: &LOCK };
+    let slot = |offset| {
+        let outpoint = Outpoint { txid: TXID, vout: offset };
+        SpendSlot::claiming(&outpoint, offset, offset, &output, Bytes::from_static(&LOCK))
     };
     offsets.map(slot).collect()
 }

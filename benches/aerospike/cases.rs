@@ -8,7 +8,7 @@ use utxo_store::{
         Blob, Body, Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Sequenced, Spend, SpendSlot, Stamp,
         build::{NewTxState, PageParams, Pages, build_pages},
     },
-    tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, UtxoHash},
+    tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
 
 use super::{
@@ -131,7 +131,7 @@ impl Case {
             (Method::Floor, _) => batches_of(&txids, BATCH, |txids| raw.clone().put_one(txids)),
             (Method::Best(_), OperationKind::Create) => batches_of(&pages, BATCH, |pages| raw.clone().create(pages)),
             (Method::Best(_), OperationKind::Spend) => batches_of(&self.slots(&pages), BATCH, |slots| {
-                raw.clone().spend(slots.into_iter().map(|slot| (slot.0, slot.1.offset, slot.1.utxo_hash.0)).collect())
+                raw.clone().spend(slots.into_iter().map(|slot| (slot.0, slot.1.offset, slot.1.utxo_hash().0)).collect())
             }),
             (Method::Best(_), OperationKind::SetMined) => {
                 batches_of(&txids, MINED_BATCH, |txids| raw.clone().set_mined(txids))
@@ -189,11 +189,7 @@ impl Case {
 
     /// Returns the slots to spend, every first one before any second one, so that a batch has each record once.
     fn slots(&self, pages: &[Arc<Page>]) -> Vec<(Txid, SpendSlot)> {
-        let slot = |page: &Arc<Page>, offset: u32| {
-            let slots = page.utxos.as_deref().unwrap_or_default();
-            let utxo_hash = slots[offset as usize].hash().expect("every output has a slot");
-            (page.txid, claim(offset, offset, utxo_hash))
-        };
+        let slot = |page: &Arc<Page>, offset: u32| (page.txid, claim(page.txid, offset, offset));
         (0..self.spends).flat_map(|offset| pages.iter().map(move |page| slot(page, offset))).collect()
     }
 }
@@ -223,9 +219,9 @@ pub fn pages(method_index: usize, number: u32, outputs: u32) -> Pages {
 }
 
 /// Returns the correct claim of a spender about output `vout` of such a transaction.
-pub fn claim(vout: u32, offset: u32, utxo_hash: UtxoHash) -> SpendSlot {
-    let script = bytes::Bytes::from_static(&SCRIPT);
-    SpendSlot { offset, input: 0, utxo_hash, satoshis: 1_000 + u64::from(vout), script }
+pub fn claim(txid: Txid, vout: u32, offset: u32) -> SpendSlot {
+    let output = Output { satoshis: 1_000 + u64::from(vout), script: &SCRIPT };
+    SpendSlot::claiming(&Outpoint { txid, vout }, offset, 0, &output, bytes::Bytes::from_static(&SCRIPT))
 }
 
 fn batches_of<T: Clone, F: Future<Output = usize> + Send + 'static>(

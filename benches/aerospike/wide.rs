@@ -12,7 +12,7 @@ use utxo_store::{
         StateStore, StoreSettings,
         create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
     },
-    tx::{Network, UtxoHash},
+    tx::Network,
 };
 
 use super::{
@@ -47,12 +47,6 @@ pub async fn measure(server: &AerospikeServer, outputs: u32) {
     let made = pages(0, outputs, outputs);
     let others = Arc::new(made.others.expect("it has several pages"));
     let (txid, last) = (made.master.txid, others.count());
-    let slots = |page: u32| match page {
-        0 => made.master.utxos.clone(),
-        page => others.page(page, 0).utxos,
-    };
-    let hashes: Vec<UtxoHash> =
-        (0..=last).flat_map(slots).flatten().map(|slot| slot.hash().expect("every output has a slot")).collect();
 
     let before = resident_memory();
     reset_peak();
@@ -80,9 +74,9 @@ pub async fn measure(server: &AerospikeServer, outputs: u32) {
 
     let before = resident_memory();
     reset_peak();
-    let rows = hashes.into_iter().zip(0..).map(move |(hash, vout)| {
+    let rows = (0..outputs).map(move |vout| {
         let (page, offset) = (vout / PAGE_SIZE, vout % PAGE_SIZE);
-        spend(Key::Page(txid, page), claim(vout, offset, hash), page > 0)
+        spend(Key::Page(txid, page), claim(txid, vout, offset), page > 0)
     });
     let rows: Vec<_> = rows.collect();
     let batches = rows.chunks(BATCH).map(|rows| {

@@ -31,9 +31,9 @@ pub fn create_parent(number: u32) -> Row {
 
 pub fn prepare(number: u32) -> Prepared {
     let (parent, child) = (parent(number), child(number));
-    let utxo_hash = parent.utxos.as_deref().and_then(|slots| slots[0].hash()).expect("an output has a slot");
     let script = bytes::Bytes::from_static(&SCRIPT);
-    let slot = SpendSlot { offset: 0, input: 0, utxo_hash, satoshis: SATOSHIS, script };
+    let outpoint = Outpoint { txid: parent.txid, vout: 0 };
+    let slot = SpendSlot::claiming(&outpoint, 0, 0, &Output { satoshis: SATOSHIS, script: &SCRIPT }, script);
     let slots = vec![slot].into();
     let spend = Spend { spender: child.txid, height: 700_000, slots, marks: Marks::Respect, signals: false };
     Prepared {

@@ -153,9 +153,9 @@ impl AerospikeEngine {
             None => Nodes::All(Arc::new(connection::connect(settings).await?)),
             Some(members) => Nodes::Members(members),
         };
-        let checked = nodes.check(settings, &policies).await?;
         let location = StoreLocation::new(&settings.namespace, &settings.set);
-        let layout = layout::read_layout(&nodes.client(), settings, &policies.batch, &location).await?;
+        let (checked, layout) = nodes.check(settings, &policies, &location).await?;
+        tracing::info!(namespace = settings.namespace, set = settings.set, %layout, "aerospike: store opened");
         let cluster = ConnectedCluster {
             nodes,
             rules,
@@ -190,6 +190,10 @@ impl AerospikeEngine {
 impl RecordEngine for AerospikeEngine {
     fn name(&self) -> &'static str {
         "aerospike"
+    }
+
+    fn layout_name(&self) -> Option<&'static str> {
+        Some(self.cluster.layout.into())
     }
 
     async fn apply(&self, rows: &[Row]) -> Vec<RowResult> {
@@ -238,6 +242,10 @@ impl RecordEngine for AerospikeEngine {
 
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
         self.require_open("scan")?.scan(set, cursor, limit).await
+    }
+
+    async fn is_empty(&self, set: Set) -> Result<bool, EngineError> {
+        self.require_open("scan")?.is_empty(set).await
     }
 
     async fn scan_part(&self, part: ScanPart, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
@@ -289,19 +297,22 @@ impl Nodes {
         matches!(self, Nodes::Members(_))
     }
 
-    /// Checks that the nodes fit the store, and creates the indexes that are missing. Where a node leaves the members
-    /// meanwhile, the members that are left are checked.
+    /// Checks that the nodes fit the store, creates the indexes that are missing, and reads the layout. Where a node
+    /// leaves the members meanwhile, the members that are left are checked.
     async fn check(
         &self,
         settings: &AerospikeSettings,
         policies: &Policies,
-    ) -> Result<CheckedCluster, OpenAerospikeError> {
+        location: &StoreLocation,
+    ) -> Result<(CheckedCluster, Layout), OpenAerospikeError> {
         let started = Instant::now();
         loop {
             let client = self.client();
             let checked = async {
                 let checked = checks::check(&client, settings, policies, self.are_fenced()).await?;
-                checks::ensure_indexes(&client, settings, policies).await.map(|()| checked)
+                checks::ensure_indexes(&client, settings, policies).await?;
+                let layout = layout::read_layout(&client, settings, &policies.batch, location).await?;
+                Ok((checked, layout))
             };
             match checked.await {
                 Err(OpenAerospikeError::Unreachable { problem, .. })

@@ -145,6 +145,14 @@ impl<D: EngineDecorator> RecordEngine for D {
         EngineDecorator::scan_part(self, part, cursor, limit).await
     }
 
+    fn layout_name(&self) -> Option<&'static str> {
+        self.inner().layout_name()
+    }
+
+    async fn is_empty(&self, set: Set) -> Result<bool, EngineError> {
+        self.inner().is_empty(set).await
+    }
+
     fn may_lose_parts(&self) -> bool {
         self.inner().may_lose_parts()
     }

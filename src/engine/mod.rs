@@ -189,6 +189,11 @@ pub trait RecordEngine: Send + Sync + 'static {
     /// Returns a short name for metrics and messages.
     fn name(&self) -> &'static str;
 
+    /// Returns the name of the store's layout of records; `None`: the engine has one layout.
+    fn layout_name(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Applies each row; `result[i]` belongs to `rows[i]`.
     async fn apply(&self, rows: &[Row]) -> Vec<RowResult>;
 
@@ -217,6 +222,19 @@ pub trait RecordEngine: Send + Sync + 'static {
 
     /// Returns about `limit` further records of a set, from `cursor` (`None`: from the start).
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError>;
+
+    /// Returns whether the set has no record. A record that this program cannot decode counts as a record.
+    async fn is_empty(&self, set: Set) -> Result<bool, EngineError> {
+        let mut cursor = None;
+        loop {
+            let page = self.scan(set, cursor, 1).await?;
+            match (page.records.is_empty(), page.next) {
+                (false, _) => return Ok(false),
+                (true, None) => return Ok(true),
+                (true, next) => cursor = next,
+            }
+        }
+    }
 
     /// Returns about `limit` further records of a part of [`Set::Transactions`], like [`scan`](Self::scan). An engine
     /// that cannot divide the set has all records in the first part.

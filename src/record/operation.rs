@@ -357,7 +357,8 @@ pub enum Marks {
     IgnoreUndecided,
 }
 
-/// Slot to spend, and the previous output as the spender claims it.
+/// Slot to spend, and the previous output as the spender claims it. The hash always belongs to the output: a layout may
+/// compare the hash alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpendSlot {
     /// Offset of the slot within the page.
@@ -365,11 +366,11 @@ pub struct SpendSlot {
     /// Index of the spender's input.
     pub input: u32,
     /// UTXO hash of the previous output.
-    pub utxo_hash: UtxoHash,
+    pub(crate) utxo_hash: UtxoHash,
     /// Amount of the previous output, satoshis.
-    pub satoshis: u64,
+    pub(crate) satoshis: u64,
     /// Locking script of the previous output.
-    pub script: Bytes,
+    pub(crate) script: Bytes,
 }
 
 impl SpendSlot {
@@ -378,6 +379,12 @@ impl SpendSlot {
     pub fn claiming(outpoint: &Outpoint, offset: u32, input: u32, previous: &Output<'_>, script: Bytes) -> Self {
         let utxo_hash = utxo_hash(&outpoint.txid, outpoint.vout, previous.script, previous.satoshis);
         SpendSlot { offset, input, utxo_hash, satoshis: previous.satoshis, script }
+    }
+
+    /// Returns the UTXO hash of the previous output.
+    #[cfg(feature = "testkit")]
+    pub fn utxo_hash(&self) -> UtxoHash {
+        self.utxo_hash
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
     record::{ConsumedOffsets, Key, MetaRecord, Operation, Outcome, Record, ReplaceMeta},
 };
 
-use super::{StateStore, prune::PruneTerms, scan::SetScan, sentinels::Sentinels};
+use super::{StateStore, prune::PruneTerms, sentinels::Sentinels};
 
 pub use checks::{LAYOUT_VERSION, check_blobs, check_chain_id, check_not_rebuilding, check_partition_count};
 pub use error::MetaError;
@@ -205,7 +205,8 @@ impl<'a> StoreMeta<'a> {
 
     async fn has_records(&self) -> Result<bool, EngineError> {
         for set in [Set::Transactions, Set::Blocks] {
-            if SetScan::new(self.store, set).with_batch(1).next().await?.is_some() {
+            let read = || self.store.engine.is_empty(set);
+            if !self.store.new_backoff(None).retry(EngineError::may_be_retried, read).await? {
                 return Ok(true);
             }
         }

@@ -30,10 +30,6 @@ impl<'a> SetScan<'a> {
         SetScan { store, set, batch: RECORDS_PER_BATCH, state: ScanState::At(None) }
     }
 
-    pub(super) fn with_batch(self, batch: usize) -> Self {
-        SetScan { batch, ..self }
-    }
-
     /// Reads the next records, at least one. `None`: the scan has reached the end.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<(Key, Record)>>, EngineError> {
         while let ScanState::At(cursor) = &self.state {

@@ -9,16 +9,16 @@ use std::{
 use utxo_store::{
     blob::BlobStore,
     engine::{
-        EngineError, ErrorKind, Incarnation, OpenOptions, RecordEngine, Row, StoreUrl,
+        EngineError, ErrorKind, Incarnation, OpenOptions, RecordEngine, Row,
         aerospike::{AerospikeEngine, AerospikeSettings, Layout},
         conformance::{self, RULES},
     },
     record::{
-        Key, Marks, MetaRecord, MinedIn, Operation, Outcome, Page, Phase, Record, Reply, Sequenced, Slot, Spend,
-        SpendSlot, Stamp, TxState, Verdict,
+        Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Record, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp,
+        TxState, Verdict,
     },
     store::{StateStore, digest::survey, restart_detector::RestartDetector},
-    tx::{Txid, UtxoHash},
+    tx::{Outpoint, Output, Txid, UtxoHash, utxo_hash},
 };
 
 use crate::{
@@ -42,33 +42,7 @@ async fn aerospike_conforms() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_store_keeps_the_layout_in_which_it_was_made() {
-    let Some(server) = AerospikeServer::start() else { return };
-    for (made, other) in [(Layout::Compact, Layout::Teranode), (Layout::Teranode, Layout::Compact)] {
-        let settings = AerospikeSettings { layout: Some(made), ..server.settings() };
-        let engine = open(&settings).await;
-        let late = open(&AerospikeSettings { layout: Some(other), ..settings.clone() }).await;
-        let meta = MetaRecord { network: "main".into(), ..MetaRecord::default() };
-        let row = Row { key: Key::Meta, operation: Operation::CreateMeta(Box::new(meta)) };
-        let answers = engine.apply(&[row]).await;
-        assert!(answers[0].as_ref().unwrap().is_done(), "{answers:?}");
-        let error = refusal(&AerospikeSettings { layout: Some(other), ..settings.clone() }).await;
-        assert!(
-            error.contains(&format!("has the layout `{made}`, and the URL of the store says `{other}`")),
-            "{error}"
-        );
-        let whichever = open(&AerospikeSettings { layout: None, ..settings.clone() }).await;
-        assert!(whichever.read(&[Key::Meta]).await.remove(0).unwrap().is_some());
-        // An instance that was started before the store was made finds out when it reads the meta record.
-        assert_eq!(late.read(&[Key::Meta]).await.remove(0).unwrap_err().kind, ErrorKind::Fatal);
-    }
-    assert!(
-        "aerospike://h/ns?layout=wide".parse::<StoreUrl>().unwrap_err().to_string().contains("compact or teranode")
-    );
-}
-
-async fn open(settings: &AerospikeSettings) -> AerospikeEngine {
+pub async fn open(settings: &AerospikeSettings) -> AerospikeEngine {
     AerospikeEngine::open(settings, RULES).await.unwrap()
 }
 
@@ -78,15 +52,17 @@ pub fn txid(number: u32) -> Txid {
     Txid(txid)
 }
 
-fn hash(slot: u32) -> UtxoHash {
-    UtxoHash([slot as u8; 32])
+const OUTPUT: Output<'_> = Output { satoshis: 1, script: &[] };
+
+fn hash(number: u32, slot: u32) -> UtxoHash {
+    utxo_hash(&txid(number), slot, OUTPUT.script, OUTPUT.satoshis)
 }
 
 /// Builds a live master with an external body, so that only hashes and sizes count.
 fn page(number: u32, slots: u32) -> Page {
     let mut page = Page::stub(txid(number), Verdict::Pending);
     page.conflicting = false;
-    page.utxos = Some((0..slots).map(|slot| Slot::Unspent(hash(slot))).collect());
+    page.utxos = Some((0..slots).map(|slot| Slot::Unspent(hash(number, slot))).collect());
     page.record_utxos = slots;
     page.amount_sizes = vec![1; slots as usize].into();
     let master = page.master.as_mut().unwrap();
@@ -97,7 +73,7 @@ fn page(number: u32, slots: u32) -> Page {
     page
 }
 
-fn on(number: u32, operation: Operation) -> Row {
+pub fn on(number: u32, operation: Operation) -> Row {
     Row { key: Key::master(txid(number)), operation }
 }
 
@@ -106,7 +82,8 @@ pub fn create(number: u32, slots: u32) -> Row {
 }
 
 pub fn spend(number: u32, slot: u32, spender: u32) -> Row {
-    let slot = SpendSlot { offset: slot, input: 0, utxo_hash: hash(slot), satoshis: 1, script: Default::default() };
+    let outpoint = Outpoint { txid: txid(number), vout: slot };
+    let slot = SpendSlot::claiming(&outpoint, slot, 0, &OUTPUT, Default::default());
     on(
         number,
         Operation::Spend(Spend {
@@ -165,7 +142,7 @@ async fn uncontested_transactions_need_no_read() {
     engine.close().await.unwrap();
 }
 
-async fn refusal(settings: &AerospikeSettings) -> String {
+pub async fn refusal(settings: &AerospikeSettings) -> String {
     let error = AerospikeEngine::open(settings, RULES).await.err().unwrap().to_string();
     assert!(!error.contains('\n'), "{error}");
     error

@@ -6,6 +6,7 @@
 
 mod aerospike;
 mod aerospike_cluster;
+mod aerospike_layouts;
 mod aerospike_server;
 mod api;
 mod api_aerospike;

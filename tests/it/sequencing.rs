@@ -136,8 +136,8 @@ async fn a_slot_with_another_input_of_its_winner_halts_the_chain() {
     world.run_until_consumed().await;
     let made = spend(&[seed.coin(0)], 1, 1);
     let Coin { outpoint, satoshis, script } = seed.coin(0);
-    let utxo_hash = utxo_store::tx::utxo_hash(&outpoint.txid, outpoint.vout, &script, satoshis);
-    let slots = vec![SpendSlot { offset: 0, input: 1, utxo_hash, satoshis, script: script.into() }];
+    let output = utxo_store::tx::Output { satoshis, script: &script };
+    let slots = vec![SpendSlot::claiming(&outpoint, 0, 1, &output, script.clone().into())];
     let damage = Operation::Spend(Spend {
         spender: made.txid,
         height: 200,

@@ -29,7 +29,7 @@ use utxo_store::{
         recovery::Sweep,
         verify::verify,
     },
-    tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, utxo_hash},
+    tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
 
 use crate::aerospike_server::AerospikeServer;
@@ -82,12 +82,9 @@ fn at(offset: u64, operation: Sequenced) -> Operation {
 
 fn take_all(work: &PagedTx, number: u32, outputs: u32) -> Operation {
     let txid = work.others.txid();
-    let slot = |vout: u32| SpendSlot {
-        offset: vout % PAGE,
-        input: vout,
-        utxo_hash: utxo_hash(&txid, vout, &[0x51], 10),
-        satoshis: 10,
-        script: Bytes::from_static(&[0x51]),
+    let output = Output { satoshis: 10, script: &[0x51] };
+    let slot = |vout: u32| {
+        SpendSlot::claiming(&Outpoint { txid, vout }, vout % PAGE, vout, &output, Bytes::from_static(&[0x51]))
     };
     let slots: Vec<_> = (number * PAGE..outputs.min((number + 1) * PAGE)).map(slot).collect();
     Operation::Spend(Spend {

@@ -13,7 +13,7 @@ use utxo_store::{
         BlockRecord, Body, Key, Marks, MinedIn, Operation, Outcome, Page, Record, Slot, Spend, SpendSlot, StoredOutput,
         Verdict,
     },
-    tx::{Network, Txid, UtxoHash},
+    tx::{Network, Outpoint, Output, Txid, UtxoHash, utxo_hash},
 };
 
 use crate::{
@@ -68,19 +68,20 @@ pub fn txid(number: u32) -> Txid {
     Txid(txid)
 }
 
-fn hash(slot: u32) -> UtxoHash {
-    UtxoHash([slot as u8; 32])
-}
-
 fn output(slot: u32) -> StoredOutput {
     StoredOutput { satoshis: u64::from(slot) + 1, script: vec![0x51, slot as u8].into() }
+}
+
+fn hash(number: u32, slot: u32) -> UtxoHash {
+    let StoredOutput { satoshis, script } = output(slot);
+    utxo_hash(&txid(number), slot, &script, satoshis)
 }
 
 /// Builds a live master with its outputs inline.
 pub fn page(number: u32, slots: u32) -> Page {
     let mut page = Page::stub(txid(number), Verdict::Pending);
     page.conflicting = false;
-    page.utxos = Some((0..slots).map(|slot| Slot::Unspent(hash(slot))).collect());
+    page.utxos = Some((0..slots).map(|slot| Slot::Unspent(hash(number, slot))).collect());
     page.record_utxos = slots;
     let master = page.master.as_mut().unwrap();
     master.verdict = None;
@@ -96,7 +97,8 @@ pub fn create(number: u32, slots: u32) -> Row {
 
 pub fn spend(number: u32, slot: u32, spender: u32) -> Row {
     let StoredOutput { satoshis, script } = output(slot);
-    let slot = SpendSlot { offset: slot, input: 0, utxo_hash: hash(slot), satoshis, script };
+    let outpoint = Outpoint { txid: txid(number), vout: slot };
+    let slot = SpendSlot::claiming(&outpoint, slot, 0, &Output { satoshis, script: &script }, script.clone());
     let (spender, slots) = (txid(spender), vec![slot].into());
     let spend = Spend { spender, height: 200, slots, marks: Marks::Respect, signals: true };
     Row { key: Key::master(txid(number)), operation: Operation::Spend(spend) }

@@ -15,6 +15,7 @@ use foldhash::fast::FixedState;
 
 use super::{
     ConnectedCluster,
+    checks::SPENT_SLOT_BYTES,
     errors::{RequestKind, damaged, engine_error},
     keys::StoreLocation,
     native::{self, NativeCompiler, NativeRequest},
@@ -341,7 +342,7 @@ fn is_create(operation: &Operation) -> bool {
 
 fn estimate_page_bytes(page: &Page) -> usize {
     let body = page.body().map_or(0, Body::size) as usize;
-    body + page.utxos.as_ref().map_or(0, |slots| 71 * slots.len())
+    body + page.utxos.as_ref().map_or(0, |slots| SPENT_SLOT_BYTES as usize * slots.len())
 }
 
 /// Splits groups into requests, bounded in rows and in bytes.

@@ -11,7 +11,7 @@ mod values;
 
 use aerospike::{IndexMap, Value};
 
-pub use compact::{AmountSizes, encode_blocks};
+pub use compact::{AmountSizes, decode_block, encode_block, encode_blocks};
 pub use page::{slot_bytes, spending_data, stamp_number};
 pub use values::BadRecord;
 
@@ -68,7 +68,7 @@ pub fn decode_selected(
     selection: Selection,
     bins: IndexMap<String, Value>,
 ) -> Result<SelectedPage, BadRecord> {
-    let Key::Page(txid, number) = key else { return Err(BadRecord(super::names::UTXOS)) };
+    let Key::Page(txid, number) = key else { return Err(BadRecord::Bin(super::names::UTXOS)) };
     let mut bins = values::BinReader(bins);
     match layout {
         Layout::Compact => compact::decode_selected(*txid, *number, selection, &mut bins),
@@ -106,8 +106,8 @@ pub fn page_number_of(bins: &IndexMap<String, Value>) -> Option<u32> {
 /// The bin is missing, or is no 32-bit number.
 pub fn block_id_of(bins: &IndexMap<String, Value>) -> Result<u32, BadRecord> {
     match bins.get(super::names::block::BLOCK_ID) {
-        Some(Value::Int(id)) => u32::try_from(*id).map_err(|_| BadRecord(super::names::block::BLOCK_ID)),
-        _ => Err(BadRecord(super::names::block::BLOCK_ID)),
+        Some(Value::Int(id)) => u32::try_from(*id).map_err(|_| BadRecord::Bin(super::names::block::BLOCK_ID)),
+        _ => Err(BadRecord::Bin(super::names::block::BLOCK_ID)),
     }
 }
 

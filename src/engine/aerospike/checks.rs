@@ -19,8 +19,9 @@ use crate::engine::Index;
 /// Oldest release that takes batches of writes with expressions in their rows, and stores records in one format in
 /// memory and on devices.
 const OLDEST_RELEASE: Release = Release(7, 0);
-/// Bytes of a spent slot: its place in the list, its type, 69 bytes of data, and a byte of `amountSizes`.
-const SPENT_SLOT_BYTES: u64 = 73;
+/// Bytes of a spent slot in `compact`: its place in the list, its type, 69 bytes of data, and a byte of `amountSizes`.
+/// `teranode` needs one byte less. The nodes are checked before the layout is known.
+pub const SPENT_SLOT_BYTES: u64 = 73;
 /// Bytes of a page besides its slots, rounded up.
 const PAGE_BYTES: u64 = 4_096;
 /// The server's default of `max-record-size`, in bytes.

@@ -68,8 +68,11 @@ pub mod flag {
     pub const REASSIGNED: u16 = 1 << 8;
     /// The master has conflicting children.
     pub const CHILDREN: u16 = 1 << 9;
+    /// The master has a due height and slots that are not spent, without `conflicting`: a due height from before a
+    /// change of the retention.
+    pub const EARLY_DUE: u16 = 1 << 10;
     /// All bits that this version knows.
-    pub const ALL: u16 = (1 << 10) - 1;
+    pub const ALL: u16 = (1 << 11) - 1;
 }
 
 impl PageMark {
@@ -133,6 +136,15 @@ impl Layout {
         [size, hash, spender].concat()
     }
 
+    /// Returns the number to add to the version of the store in the bin `layoutVersion`. A program from before
+    /// `compact` knows no bin `layout`, and refuses the store by this number.
+    pub const fn version_offset(self) -> u32 {
+        match self {
+            Layout::Teranode => 0,
+            Layout::Compact => 1,
+        }
+    }
+
     /// Returns the layout that the bin `layout` of a meta record names.
     ///
     /// # Errors
@@ -146,9 +158,10 @@ impl Layout {
     }
 }
 
-/// Tests that no bit of these is set in `flags`.
+/// Tests that no bit of these is set in `flags`, and none that this version does not know.
 pub fn none_of(bits: u16) -> Expression {
-    let common = int_and(vec![int_bin(names::FLAGS), int_val(bits.into())]);
+    let refused = i64::from(bits) | !i64::from(flag::ALL);
+    let common = int_and(vec![int_bin(names::FLAGS), int_val(refused)]);
     or(vec![absent(names::FLAGS), eq(common, int_val(0))])
 }
 
@@ -159,7 +172,9 @@ pub fn set_flag(bits: u16) -> ServerOperation {
     write_exp(names::FLAGS, prepack(&value), ExpWriteFlags::DEFAULT)
 }
 
-/// Returns the layout of the store, from its meta record; without a store yet, the wanted one, or the default.
+/// Returns the layout of the store, from its meta record; without a meta record, the wanted layout, or the default.
+/// Another process can then make the store in the other layout. [`crate::store::StoreMeta::open`] reads or creates the
+/// meta record before any page is written, and `bins::decode` refuses a record of the other layout.
 ///
 /// # Errors
 /// The store has another layout than the wanted one, or one that this version does not know, or no node answers.
@@ -169,19 +184,17 @@ pub async fn read_layout(
     policy: &BatchPolicy,
     location: &StoreLocation,
 ) -> Result<Layout, OpenAerospikeError> {
-    let unreachable = |error: &Error| OpenAerospikeError::Unreachable {
-        hosts: settings.hosts.clone(),
-        problem: describe_error(error),
-    };
-    let key = location.server_key(&Key::Meta).map_err(|error| unreachable(&error))?;
+    let unreachable = |problem| OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem };
+    let key = location.server_key(&Key::Meta).map_err(|error| unreachable(describe_error(&error)))?;
     let bins = Bins::Some(vec![names::meta::STORE_ID.into(), names::meta::LAYOUT.into()]);
     let mut read = [BatchOperation::read(&BatchReadPolicy::default(), key, bins)];
     let failed = Box::pin(client.batch(policy, &mut read)).await.err();
     let record = read[0].take_record();
     let Some(record) = record else {
-        return match read[0].batch_record().error().or(failed.as_ref()) {
-            Some(error) if error.server_result_code() != Some(ResultCode::KeyNotFoundError) => Err(unreachable(error)),
-            _ => Ok(settings.layout.unwrap_or_default()),
+        let error = read[0].batch_record().error().or(failed.as_ref());
+        return match error.and_then(Error::server_result_code) {
+            Some(ResultCode::KeyNotFoundError) => Ok(settings.layout.unwrap_or_default()),
+            _ => Err(unreachable(error.map_or_else(|| "no node answered".to_owned(), describe_error))),
         };
     };
     let unfit = |problem: String, remedy: &str| OpenAerospikeError::Unfit { problem, remedy: remedy.into() };

@@ -68,6 +68,9 @@ pub const RAW_BODY: &str = "rawBody";
 
 /// Added, layout `compact`: what never changes of a page, as `bins::compact` encodes it.
 pub const TX: &str = "tx";
+/// Added, layout `compact`: a transaction that is stored inline, in extended format. Reads of other parts leave the bin
+/// out.
+pub const BODY: &str = "body";
 /// Added, layout `compact`: the bits of [`super::layout::flag`]; absent: none.
 pub const FLAGS: &str = "flags";
 /// Added, layout `compact`: slots that are not spent, of those that `recordUtxos` counts.

@@ -30,7 +30,6 @@ use crate::record::{Key, MinedIn, Operation, Outcome, Reply, Rules, Sequenced, S
 
 /// The native operations of a store, packed once.
 pub struct NativeOperations {
-    layout: Layout,
     spend: spend::SpendTemplates,
     set_mined: set_mined::SetMinedTemplates,
     unset_mined: unset_mined::UnsetMinedTemplates,
@@ -43,10 +42,9 @@ pub struct NativeOperations {
 impl NativeOperations {
     pub fn new(layout: Layout, rules: &Rules) -> Self {
         NativeOperations {
-            layout,
             spend: spend::SpendTemplates::new(layout, rules),
             set_mined: set_mined::SetMinedTemplates::new(layout, rules),
-            unset_mined: unset_mined::UnsetMinedTemplates::new(rules),
+            unset_mined: unset_mined::UnsetMinedTemplates::new(layout, rules),
             clear_creating: clear_creating::ClearCreatingTemplates::new(layout),
             respend: respend::RespendTemplates::new(layout, rules),
             mark_conflicting: mark_conflicting::MarkConflictingTemplates::new(layout, rules),
@@ -61,8 +59,7 @@ impl NativeOperations {
         server_key: ServerKey,
         operations: &[&Operation],
     ) -> Option<NativeRequest> {
-        // In `compact` the blocks are no parallel lists: a second block is left to the pure function.
-        let (AnswerForm::FirstMined(_), Layout::Teranode) = (refused.answer, self.layout) else { return None };
+        let AnswerForm::FirstMined(_) = refused.answer else { return None };
         let [Operation::Sequenced(stamp, Sequenced::SetMined { mined_in, longest_chain })] = operations else {
             return None;
         };
@@ -106,6 +103,8 @@ enum AnswerForm {
     FirstMined(u32),
     /// Set mined or unset mined. The last values are all block ids and the number of further pages.
     Blocks,
+    /// Unset mined of the only block. The last value is the number of further pages.
+    LastUnmined,
     /// Creating cleared. The answer has no values.
     Live,
     /// Live before, and stamped. The answer has no values.
@@ -123,6 +122,7 @@ impl NativeRequest {
             AnswerForm::Silent(count) => vec![Outcome::Applied(Reply::None); count],
             AnswerForm::FirstMined(block_id) => vec![Outcome::Applied(set_mined::first_block_reply(block_id))],
             AnswerForm::Blocks => vec![Outcome::Applied(set_mined::parse_reply(results)?)],
+            AnswerForm::LastUnmined => vec![Outcome::Applied(unset_mined::parse_reply(results)?)],
             AnswerForm::Live => vec![Outcome::Applied(Reply::State(TxState::Live))],
             AnswerForm::AlreadyLive => vec![Outcome::AlreadyApplied(Reply::State(TxState::Live))],
             AnswerForm::Conflicting(verdict) => vec![Outcome::Applied(Reply::State(TxState::Conflicting(verdict)))],
@@ -154,7 +154,7 @@ impl NativeCompiler<'_> {
             Sequenced::SetMined { mined_in, longest_chain } if is_master => {
                 Some(self.set_mined((stamp, *mined_in, *longest_chain), server_key))
             }
-            Sequenced::UnsetMined { block_id, height } if is_master && self.natives.layout == Layout::Teranode => {
+            Sequenced::UnsetMined { block_id, height } if is_master => {
                 Some(self.natives.unset_mined.compile(server_key, stamp, *block_id, *height))
             }
             Sequenced::Respend(respend) => self.natives.respend.compile(is_master, server_key, stamp, respend),

@@ -214,21 +214,23 @@ fn put_difference(layout: Layout, key: &Key, (old, new): (&Record, &Record), bin
 
 /// Returns one write for each changed slot; `None` where the list is better written whole.
 fn changed_slots(layout: Layout, old: &Record, new: &Record) -> Option<Vec<ServerOperation>> {
-    let page = new.page()?;
+    let pages = [old.page()?, new.page()?];
     let (old, new) = (slots_of(old)?, slots_of(new)?);
     if old.len() != new.len() {
         return None;
     }
-    let changed: Vec<(usize, &Slot)> =
-        new.iter().enumerate().filter(|(offset, slot)| old[*offset] != **slot).take(MAX_SLOT_WRITES + 1).collect();
+    // In `compact` a slot has the size of its output's amount, which a reassignment changes.
+    let sizes = (layout == Layout::Compact).then(|| pages.map(AmountSizes::of));
+    let size_of = |page: usize, offset| sizes.as_ref().map_or(0, |sizes| sizes[page].at(offset));
+    let is_changed = |offset: usize, slot: &Slot| old[offset] != *slot || size_of(0, offset) != size_of(1, offset);
+    let changed = new.iter().enumerate().filter(|(offset, slot)| is_changed(*offset, slot));
+    let changed: Vec<(usize, &Slot)> = changed.take(MAX_SLOT_WRITES + 1).collect();
     if changed.len() > MAX_SLOT_WRITES || changed.iter().any(|(_, slot)| **slot == Slot::Nil) {
         return None;
     }
-    let sizes = (layout == Layout::Compact).then(|| AmountSizes::of(page));
     let set = |(offset, slot): (usize, &Slot)| {
         let (hash, spender) = slot_bytes(slot)?;
-        let size = sizes.as_ref().map_or(0, |sizes| sizes.at(offset));
-        let bytes = layout.slot(size, &hash, spender.as_ref().map_or(&[], |spender| &spender[..]));
+        let bytes = layout.slot(size_of(1, offset), &hash, spender.as_ref().map_or(&[], |spender| &spender[..]));
         Some(lists::set(names::UTXOS, offset as i64, Value::Blob(bytes)))
     };
     Some(changed.into_iter().filter_map(set).collect())

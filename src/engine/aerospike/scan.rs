@@ -92,6 +92,19 @@ impl ConnectedCluster {
         }
     }
 
+    /// Returns whether the set has no record, of this store or of another program.
+    pub async fn is_empty(&self, set: Set) -> Result<bool, EngineError> {
+        let mut position = ScanPosition::start();
+        loop {
+            let found = self.read_records(set, position, PARTITIONS, MIN_PAGE).await?;
+            if !found.is_empty() {
+                return Ok(false);
+            }
+            let Some(next) = position.next(0, None, MIN_PAGE, PARTITIONS) else { return Ok(true) };
+            position = next;
+        }
+    }
+
     /// Reads the records of several partitions, or at most `limit` records of a single partition.
     async fn read_records(
         &self,

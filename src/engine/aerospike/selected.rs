@@ -89,10 +89,12 @@ const COMPACT: [&str; 17] = [
 ];
 
 fn read_compact(policy: &BatchReadPolicy, key: ServerKey, selection: Selection) -> BatchOperation {
+    let body = selection.output.then_some(&[names::BODY, names::OUTPUTS]).into_iter().flatten();
+    let bins = COMPACT.iter().chain(body);
     let Some(SlotRange { first, count }) = selection.slots else {
-        return BatchOperation::read(policy, key, Bins::Some(COMPACT.iter().map(|name| (*name).to_owned()).collect()));
+        return BatchOperation::read(policy, key, Bins::Some(bins.map(|name| (*name).to_owned()).collect()));
     };
-    let mut operations: Vec<Operation> = COMPACT.iter().map(|name| get_bin(*name)).collect();
+    let mut operations: Vec<Operation> = bins.map(|name| get_bin(*name)).collect();
     operations.push(lists::get_range(names::UTXOS, first.into(), count.into()));
     BatchOperation::read_ops(policy, key, operations)
 }

@@ -11,7 +11,7 @@ use utxo_store::{
         SpendSlot, SpendingData, Stamp, StoredOutput, Verdict,
         build::{BlockListing, NewTxState, PageParams, Pages, build_pages},
     },
-    tx::{Network, Transaction, Txid, UtxoHash, utxo_hash},
+    tx::{Network, Transaction, Txid, UtxoHash},
 };
 
 use super::BATCH_SIZE;
@@ -168,13 +168,9 @@ impl Transactions {
             let previous = input.previous.unwrap();
             assert_eq!(input.outpoint.txid, self.txid(parent));
             let vout = input.outpoint.vout;
-            pages.entry(vout / BATCH_SIZE).or_default().push(SpendSlot {
-                offset: vout % BATCH_SIZE,
-                input: index,
-                utxo_hash: utxo_hash(&input.outpoint.txid, vout, previous.script, previous.satoshis),
-                satoshis: previous.satoshis,
-                script: raw.slice_ref(previous.script),
-            });
+            let script = raw.slice_ref(previous.script);
+            let slot = SpendSlot::claiming(&input.outpoint, vout % BATCH_SIZE, index, &previous, script);
+            pages.entry(vout / BATCH_SIZE).or_default().push(slot);
         }
         let spend = |(page, slots): (u32, Vec<SpendSlot>)| {
             let spender = self.txid(name);

@@ -97,7 +97,7 @@ async fn check_records(
     match with_timeout(StoreMeta::of(&store).inspect(group_has_offsets)).await {
         Ok(meta) => {
             let findings = vec![
-                describe_store(config, meta.as_ref()),
+                describe_store(config, meta.as_ref(), store.engine.layout_name()),
                 compare_with_log(log_state, meta.as_ref()),
                 check_durability(settings, &store).await,
             ];
@@ -107,7 +107,7 @@ async fn check_records(
     }
 }
 
-fn describe_store(config: &Config, meta: Option<&MetaRecord>) -> Finding {
+fn describe_store(config: &Config, meta: Option<&MetaRecord>, layout: Option<&str>) -> Finding {
     let volatile = match config.store.url {
         StoreUrl::Null => Some("the store keeps no records (store.url is null:///)".to_owned()),
         ref url if url.is_volatile() => {
@@ -115,9 +115,10 @@ fn describe_store(config: &Config, meta: Option<&MetaRecord>) -> Finding {
         }
         _ => None,
     };
+    let layout = layout.map(|layout| format!(", in the layout {layout}")).unwrap_or_default();
     let message = match meta {
-        None => "no meta record yet: the first start creates the store".to_owned(),
-        Some(meta) => format!("store {} of network {}", hex::encode(meta.store_id), meta.network),
+        None => format!("no meta record yet: the first start creates the store{layout}"),
+        Some(meta) => format!("store {} of network {}{layout}", hex::encode(meta.store_id), meta.network),
     };
     let retention = meta.filter(|meta| meta.retention != config.store.block_height_retention).map(|meta| {
         format!(

@@ -77,7 +77,7 @@ fn outputs_of(transaction: &Transaction<'_>) -> Value {
     packed_list(packed)
 }
 
-fn partial_outputs(outputs: &PartialOutputs) -> Value {
+pub fn partial_outputs(outputs: &PartialOutputs) -> Value {
     let count = outputs.count() as usize;
     let mut packed = Packed::with_capacity(8 + count + 48 * outputs.known().len());
     packed.list(count);
@@ -118,7 +118,7 @@ pub fn decode_output(value: Value) -> Result<Option<StoredOutput>, BadRecord> {
         return Ok(None);
     }
     let bytes = blob(names::OUTPUTS, value)?;
-    let output = Output::parse(&bytes).map_err(|_| BadRecord(names::OUTPUTS))?;
+    let output = Output::parse(&bytes).map_err(|_| BadRecord::Bin(names::OUTPUTS))?;
     Ok(Some(StoredOutput { satoshis: output.satoshis, script: Bytes::copy_from_slice(output.script) }))
 }
 
@@ -131,7 +131,7 @@ fn transaction(page: &Page, inputs: Vec<Value>, outputs: Vec<Value>, standard: b
     for input in inputs {
         let input = blob(names::INPUTS, input)?;
         let input = match standard {
-            true => input.strip_suffix(&NO_PREVIOUS_OUTPUT).ok_or(BadRecord(names::INPUTS))?,
+            true => input.strip_suffix(&NO_PREVIOUS_OUTPUT).ok_or(BadRecord::Bin(names::INPUTS))?,
             false => &input,
         };
         bytes.extend_from_slice(input);

@@ -1,7 +1,8 @@
 //! Bins of a page in the layout `compact`.
 //!
 //! ```text
-//! tx      = txid (32) ‖ page number (u32, LE) ‖ page without what changes (`schemas/records.md`)
+//! tx      = txid (32) ‖ page number (u32, LE) ‖ page without what changes, and without a body that is stored inline
+//! body    = transaction in extended format; a partial transaction has `outputs`
 //! slot    = size of the output's amount (1; 0: unknown) ‖ hash (32) ‖ nothing | spender (36)
 //! blocks  = list of: height ‖ block id ‖ subtree index (u32, BE, each)
 //! unspent = recordUtxos − spentUtxos
@@ -14,13 +15,20 @@ use aerospike::Value;
 use bytes::Bytes;
 
 use super::{
-    super::{layout::flag, names, packed::Packed},
-    Bins,
+    super::{
+        layout::{Layout, flag},
+        names,
+        packed::Packed,
+    },
+    Bins, body,
     page::{decode_shared, decode_shared_of_master, decode_slot, encode_shared, encode_shared_of_master, slot_bytes},
-    values::{BadRecord, BinReader, blob, int, packed_list},
+    values::{BadRecord, BinReader, blob, blob_value, int, packed_list},
 };
 use crate::{
-    record::{Body, Master, MinedIn, Page, SelectedPage, Selection, Slot, codec},
+    record::{
+        Body, Master, MinedIn, Page, SelectedPage, Selection, Slot,
+        codec::{self, CodecError},
+    },
     tx::{Transaction, Txid, amount_size},
 };
 
@@ -53,7 +61,8 @@ fn encode_constants(page: &Page) -> Vec<u8> {
     let master = page.master.as_deref().map(|master| {
         let Master { total_utxos, total_extra_recs, created_at, created_by, body, .. } = master;
         let (total_utxos, total_extra_recs, created_at) = (*total_utxos, *total_extra_recs, *created_at);
-        let (created_by, body) = (*created_by, body.clone());
+        let created_by = *created_by;
+        let body = body.clone().filter(|body| matches!(body, Body::External(_)));
         Box::new(Master { total_utxos, total_extra_recs, created_at, created_by, body, ..Master::default() })
     });
     let constants = Page {
@@ -71,8 +80,7 @@ fn encode_constants(page: &Page) -> Vec<u8> {
         master,
         ..Page::empty(page.txid)
     };
-    let body = page.body().map_or(0, Body::size) as usize;
-    let mut bytes = Vec::with_capacity(HEAD + 64 + page.amount_sizes.len() + body);
+    let mut bytes = Vec::with_capacity(HEAD + 64 + page.amount_sizes.len());
     bytes.extend_from_slice(&page.txid.0);
     bytes.extend_from_slice(&page.number.to_le_bytes());
     codec::encode_page(&constants, &mut bytes);
@@ -81,6 +89,7 @@ fn encode_constants(page: &Page) -> Vec<u8> {
 
 fn flags(page: &Page) -> u16 {
     let children = page.master.as_ref().is_some_and(|master| !master.conflicting_children.is_empty());
+    let is_due = page.delete_at_height.is_some();
     let bits = [
         (flag::CREATING, page.creating_at.is_some()),
         (flag::CONFLICTING, page.conflicting),
@@ -92,11 +101,17 @@ fn flags(page: &Page) -> u16 {
         (flag::SPENDABLE_IN, !page.utxo_spendable_in.is_empty()),
         (flag::REASSIGNED, !page.reassignments.is_empty()),
         (flag::CHILDREN, children),
+        (flag::EARLY_DUE, is_due && !page.conflicting && page.spent_utxos < page.record_utxos),
     ];
     bits.into_iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum()
 }
 
 fn encode_master(master: &Master, bins: &mut Bins) {
+    match &master.body {
+        Some(Body::Transaction(bytes)) => bins.push((names::BODY, blob_value(bytes))),
+        Some(Body::Outputs(outputs)) => bins.push((names::OUTPUTS, body::partial_outputs(outputs))),
+        Some(Body::External(_)) | None => {}
+    }
     if master.total_extra_recs > 0 {
         bins.push((names::TOTAL_EXTRA_RECS, int(master.total_extra_recs)));
     }
@@ -109,14 +124,21 @@ fn encode_master(master: &Master, bins: &mut Bins) {
 pub fn encode_blocks(blocks: &[MinedIn]) -> Value {
     let mut packed = Packed::with_capacity(3 + 14 * blocks.len());
     packed.list(blocks.len());
-    for MinedIn { block_id, height, subtree } in blocks {
-        packed.blob_of(&[&height.to_be_bytes(), &block_id.to_be_bytes(), &subtree.to_be_bytes()]);
-    }
+    blocks.iter().for_each(|block| packed.blob(&encode_block(block)));
     packed_list(packed)
 }
 
-fn decode_block(value: Value) -> Result<MinedIn, BadRecord> {
-    let bytes: [u8; 12] = blob(names::BLOCKS, value)?.try_into().map_err(|_| BadRecord(names::BLOCKS))?;
+/// Encodes an entry of `blocks`. Entries order by height, then by block id.
+pub fn encode_block(MinedIn { block_id, height, subtree }: &MinedIn) -> [u8; 12] {
+    let mut bytes = [0; 12];
+    bytes[..4].copy_from_slice(&height.to_be_bytes());
+    bytes[4..8].copy_from_slice(&block_id.to_be_bytes());
+    bytes[8..].copy_from_slice(&subtree.to_be_bytes());
+    bytes
+}
+
+pub fn decode_block(value: Value) -> Result<MinedIn, BadRecord> {
+    let bytes: [u8; 12] = blob(names::BLOCKS, value)?.try_into().map_err(|_| BadRecord::Bin(names::BLOCKS))?;
     let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     Ok(MinedIn { height: number(0), block_id: number(4), subtree: number(8) })
 }
@@ -178,25 +200,32 @@ fn decode_sized_slot(value: Value) -> Result<Slot, BadRecord> {
             decode_slot(Value::Blob(bytes))
         }
         Value::Nil => Ok(Slot::Nil),
-        _ => Err(BadRecord(names::UTXOS)),
+        _ => Err(BadRecord::Bin(names::UTXOS)),
     }
 }
 
 /// Splits `tx` into transaction id, page number and the encoded page.
 pub fn split_tx(bytes: &[u8]) -> Result<(Txid, u32, &[u8]), BadRecord> {
-    let (txid, rest) = bytes.split_first_chunk::<32>().ok_or(BadRecord(names::TX))?;
-    let (number, page) = rest.split_first_chunk::<4>().ok_or(BadRecord(names::TX))?;
+    let (txid, rest) = bytes.split_first_chunk::<32>().ok_or(BadRecord::Bin(names::TX))?;
+    let (number, page) = rest.split_first_chunk::<4>().ok_or(BadRecord::Bin(names::TX))?;
     Ok((Txid(*txid), u32::from_le_bytes(*number), page))
 }
 
+/// Decodes a page, whose bins must be those of this layout and no others.
+///
+/// # Errors
+/// [`BadRecord`].
 pub fn decode(txid: Txid, number: u32, bins: &mut BinReader) -> Result<Page, BadRecord> {
     let (mut page, flags) = decode_fields(txid, number, bins)?;
     let slots = bins.optional_list(names::UTXOS)?;
     page.utxos = slots.map(|slots| slots.into_iter().map(decode_sized_slot).collect()).transpose()?;
     // The flags of a whole page say what the bins have: another sum is damage.
-    match self::flags(&page) == flags {
-        true => Ok(page),
-        false => Err(BadRecord(names::FLAGS)),
+    if self::flags(&page) != flags {
+        return Err(BadRecord::Bin(names::FLAGS));
+    }
+    match bins.first_name() {
+        None => Ok(page),
+        Some(name) => Err(BadRecord::UnknownBin(name.to_owned(), Layout::Compact)),
     }
 }
 
@@ -220,27 +249,50 @@ pub fn decode_selected(
 
 /// Decodes a page besides its slots; the second value are the flags.
 fn decode_fields(txid: Txid, number: u32, bins: &mut BinReader) -> Result<(Page, u16), BadRecord> {
-    let tx: Bytes = bins.optional_blob(names::TX)?.ok_or(BadRecord(names::TX))?.into();
+    let Some(tx) = bins.optional_blob(names::TX)? else {
+        return Err(match bins.has(names::TX_ID) {
+            true => BadRecord::OtherLayout { stored: Layout::Teranode, opened: Layout::Compact },
+            false => BadRecord::Bin(names::TX),
+        });
+    };
+    let tx = Bytes::from(tx);
     let (stored_txid, stored_number, _) = split_tx(&tx)?;
     if (stored_txid, stored_number) != (txid, number) {
-        return Err(BadRecord(names::TX));
+        return Err(BadRecord::Bin(names::TX));
     }
-    let mut page = codec::decode_page(txid, number, tx.slice(HEAD..)).map_err(|_| BadRecord(names::TX))?;
-    let flags: u16 = bins.number(names::FLAGS)?;
-    if flags & !flag::ALL != 0 {
-        return Err(BadRecord(names::FLAGS));
-    }
+    let mut page = codec::decode_page(txid, number, tx.slice(HEAD..)).map_err(|error| match error {
+        CodecError::Version(_) => BadRecord::LaterVersion(names::TX),
+        _ => BadRecord::Bin(names::TX),
+    })?;
+    let flags: u64 = bins.number(names::FLAGS)?;
+    let flags = u16::try_from(flags).ok().filter(|flags| flags & !flag::ALL == 0);
+    let flags = flags.ok_or(BadRecord::LaterVersion(names::FLAGS))?;
     let has = |bit| flags & bit != 0;
     page.conflicting = has(flag::CONFLICTING);
     page.locked = has(flag::LOCKED);
     page.frozen = has(flag::FROZEN);
     page.creating_at = bins.optional(names::CREATING_AT)?;
     let unspent: u32 = bins.number(names::UNSPENT)?;
-    page.spent_utxos = page.record_utxos.checked_sub(unspent).ok_or(BadRecord(names::UNSPENT))?;
+    page.spent_utxos = page.record_utxos.checked_sub(unspent).ok_or(BadRecord::Bin(names::UNSPENT))?;
     decode_shared(&mut page, bins)?;
     if let Some(master) = page.master.as_deref_mut() {
         master.mined = bins.list(names::BLOCKS)?.into_iter().map(decode_block).collect::<Result<_, _>>()?;
         decode_shared_of_master(master, bins)?;
+        // `tx` has the number too; the bin is for filters.
+        bins.number::<u32>(names::TOTAL_EXTRA_RECS)?;
+        if let Some(body) = decode_inline_body(bins)? {
+            master.body = Some(body);
+        }
     }
     Ok((page, flags))
+}
+
+/// Decodes the body of a master that stores the body inline, where the bin was read.
+fn decode_inline_body(bins: &mut BinReader) -> Result<Option<Body>, BadRecord> {
+    if let Some(bytes) = bins.optional_blob(names::BODY)? {
+        return Ok(Some(Body::Transaction(bytes.into())));
+    }
+    let outputs = bins.optional_list(names::OUTPUTS)?;
+    let outputs = outputs.map(|outputs| outputs.into_iter().map(body::decode_output).collect());
+    Ok(outputs.transpose()?.map(Body::Outputs))
 }

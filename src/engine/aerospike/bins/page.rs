@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use aerospike::Value;
 
 use super::{
-    super::{names, packed::Packed},
+    super::{layout::Layout, names, packed::Packed},
     Bins, body,
     values::{BadRecord, BinReader, blob, blob_value, int, int_list, number, packed_list, pairs},
 };
@@ -185,17 +185,17 @@ pub fn decode_slot(value: Value) -> Result<Slot, BadRecord> {
         return Ok(Slot::Nil);
     }
     let bytes = blob(names::UTXOS, value)?;
-    let (hash, spender) = bytes.split_first_chunk::<32>().ok_or(BadRecord(names::UTXOS))?;
+    let (hash, spender) = bytes.split_first_chunk::<32>().ok_or(BadRecord::Bin(names::UTXOS))?;
     let hash = UtxoHash(*hash);
     if spender.is_empty() {
         return Ok(Slot::Unspent(hash));
     }
-    let spender: [u8; 36] = spender.try_into().map_err(|_| BadRecord(names::UTXOS))?;
+    let spender: [u8; 36] = spender.try_into().map_err(|_| BadRecord::Bin(names::UTXOS))?;
     if spender == FROZEN_SPENDER {
         return Ok(Slot::Frozen(hash));
     }
-    let (txid, input) = spender.split_first_chunk::<32>().ok_or(BadRecord(names::UTXOS))?;
-    let input = u32::from_le_bytes(input.try_into().map_err(|_| BadRecord(names::UTXOS))?);
+    let (txid, input) = spender.split_first_chunk::<32>().ok_or(BadRecord::Bin(names::UTXOS))?;
+    let input = u32::from_le_bytes(input.try_into().map_err(|_| BadRecord::Bin(names::UTXOS))?);
     Ok(Slot::Spent(hash, SpendingData { txid: Txid(*txid), input }))
 }
 
@@ -246,7 +246,7 @@ fn encode_reassignment(entry: &Reassignment) -> Value {
 }
 
 fn decode_reassignment(value: Value) -> Result<Reassignment, BadRecord> {
-    const BAD: BadRecord = BadRecord(names::REASSIGNMENTS);
+    const BAD: BadRecord = BadRecord::Bin(names::REASSIGNMENTS);
     let mut pairs: BTreeMap<Value, Value> = pairs(names::REASSIGNMENTS, value)?.into_iter().collect();
     let mut take = |key: &str| pairs.remove(&Value::String(key.into()));
     let hash = |value: Option<Value>| -> Result<UtxoHash, BadRecord> {
@@ -275,14 +275,21 @@ pub fn decode_stamp(number: u64) -> Result<Stamp, BadRecord> {
         0 => Phase::Evaluate,
         1 => Phase::Apply,
         2 => Phase::Prune,
-        _ => return Err(BadRecord(names::CHAIN_POS)),
+        _ => return Err(BadRecord::Bin(names::CHAIN_POS)),
     };
     Ok(Stamp { offset: number >> 2, phase })
 }
 
+/// Decodes a page. The reference system can have more bins than this program knows.
+///
+/// # Errors
+/// [`BadRecord`].
 pub fn decode(txid: Txid, number: u32, bins: &mut BinReader) -> Result<Page, BadRecord> {
+    if [names::TX, names::FLAGS, names::UNSPENT, names::BLOCKS].iter().any(|bin| bins.has(bin)) {
+        return Err(BadRecord::OtherLayout { stored: Layout::Compact, opened: Layout::Teranode });
+    }
     if super::values::txid(names::TX_ID, bins.0.swap_remove(names::TX_ID))? != txid {
-        return Err(BadRecord(names::TX_ID));
+        return Err(BadRecord::Bin(names::TX_ID));
     }
     let utxos = bins.optional_list(names::UTXOS)?;
     let utxos = utxos.map(|slots| slots.into_iter().map(decode_slot).collect()).transpose()?;
@@ -390,7 +397,7 @@ fn decode_mined(bins: &mut BinReader) -> Result<Vec<MinedIn>, BadRecord> {
     let heights: Vec<u32> = bins.numbers(names::BLOCK_HEIGHTS)?;
     let subtrees: Vec<u32> = bins.numbers(names::SUBTREE_IDXS)?;
     if ids.len() != heights.len() || ids.len() != subtrees.len() {
-        return Err(BadRecord(names::BLOCK_IDS));
+        return Err(BadRecord::Bin(names::BLOCK_IDS));
     }
     let triples = ids.into_iter().zip(heights).zip(subtrees);
     Ok(triples.map(|((block_id, height), subtree)| MinedIn { block_id, height, subtree }).collect())
@@ -403,9 +410,9 @@ fn decode_verdict(bins: &mut BinReader) -> Result<Option<Verdict>, BadRecord> {
         Some(0) => Some(Verdict::Pending),
         Some(1) => Some(Verdict::Accepted),
         Some(2) => {
-            let reason = decode_reason(&reason.ok_or(BadRecord(names::REASON))?);
-            Some(Verdict::Conflicting(reason.map_err(|_| BadRecord(names::REASON))?))
+            let reason = decode_reason(&reason.ok_or(BadRecord::Bin(names::REASON))?);
+            Some(Verdict::Conflicting(reason.map_err(|_| BadRecord::Bin(names::REASON))?))
         }
-        Some(_) => return Err(BadRecord(names::VERDICT)),
+        Some(_) => return Err(BadRecord::Bin(names::VERDICT)),
     })
 }

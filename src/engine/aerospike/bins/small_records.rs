@@ -130,7 +130,7 @@ pub fn decode_sentinel(bins: &mut BinReader) -> Result<[u8; 16], BadRecord> {
 pub fn encode_meta(layout: Layout, record: &MetaRecord) -> Bins {
     let mut bins = vec![
         (meta::STORE_ID, Value::Blob(record.store_id.to_vec())),
-        (meta::LAYOUT_VERSION, int(record.layout_version)),
+        (meta::LAYOUT_VERSION, int(record.layout_version + layout.version_offset())),
         (meta::NETWORK, Value::String(record.network.clone())),
         (meta::UTXO_BATCH_SIZE, int(record.utxo_batch_size)),
         (meta::RETENTION, int(record.retention)),
@@ -198,22 +198,25 @@ pub fn encode_meta(layout: Layout, record: &MetaRecord) -> Bins {
 }
 
 pub fn decode_meta(layout: Layout, bins: &mut BinReader) -> Result<MetaRecord, BadRecord> {
-    if Layout::stored(bins.0.get(meta::LAYOUT)) != Ok(layout) {
-        return Err(BadRecord(meta::LAYOUT));
+    match Layout::stored(bins.0.get(meta::LAYOUT)) {
+        Ok(stored) if stored == layout => {}
+        Ok(stored) => return Err(BadRecord::OtherLayout { stored, opened: layout }),
+        Err(_) => return Err(BadRecord::LaterVersion(meta::LAYOUT)),
     }
+    let layout_version: u32 = bins.required(meta::LAYOUT_VERSION)?;
     let rebuilding = bins.optional_blob(meta::REBUILDING)?.map(|bytes| decode_rebuilding(bytes).map(Box::new));
     let topics = bins.optional_blob(meta::TOPICS)?.map(decode_topics).transpose();
     let hold = bins.optional_blob(meta::SNAPSHOT_HOLD)?.map(decode_hold).transpose();
     let restored = bins.optional_blob(meta::RESTORED)?.map(|bytes| decode_restored(bytes).map(Box::new));
     Ok(MetaRecord {
         store_id: bins.array(meta::STORE_ID)?,
-        layout_version: bins.required(meta::LAYOUT_VERSION)?,
+        layout_version: layout_version.saturating_sub(layout.version_offset()),
         network: bins.text(meta::NETWORK)?,
         utxo_batch_size: bins.required(meta::UTXO_BATCH_SIZE)?,
         retention: bins.required(meta::RETENTION)?,
         prune_horizon: bins.required(meta::PRUNE_HORIZON)?,
         chain_id: bins.optional_array(meta::CHAIN_ID)?,
-        rebuilding: rebuilding.transpose().map_err(|_| BadRecord(meta::REBUILDING))?,
+        rebuilding: rebuilding.transpose().map_err(|_| BadRecord::Bin(meta::REBUILDING))?,
         rebuilder: bins.optional(meta::REBUILDER)?,
         partitions: bins.optional(meta::PARTITIONS)?,
         has_blobs: bins.flag(meta::HAS_BLOBS)?,
@@ -225,11 +228,11 @@ pub fn decode_meta(layout: Layout, bins: &mut BinReader) -> Result<MetaRecord, B
         replay_floor: decode_consumed(meta::FLOOR_CHAIN, meta::FLOOR, bins)?,
         durable: decode_consumed(meta::DURABLE_CHAIN, meta::DURABLE, bins)?,
         reorg_floor: bins.number(meta::REORG_FLOOR)?,
-        topics: topics.map_err(|_| BadRecord(meta::TOPICS))?.unwrap_or_default(),
+        topics: topics.map_err(|_| BadRecord::Bin(meta::TOPICS))?.unwrap_or_default(),
         tip: decode_tip(bins)?,
         health_checks: bins.number(meta::HEALTH_CHECKS)?,
-        snapshot_hold: hold.map_err(|_| BadRecord(meta::SNAPSHOT_HOLD))?,
-        restored: restored.transpose().map_err(|_| BadRecord(meta::RESTORED))?,
+        snapshot_hold: hold.map_err(|_| BadRecord::Bin(meta::SNAPSHOT_HOLD))?,
+        restored: restored.transpose().map_err(|_| BadRecord::Bin(meta::RESTORED))?,
     })
 }
 
@@ -248,5 +251,5 @@ fn decode_consumed(
     let (pairs, rest) = numbers.as_chunks::<2>();
     let pair = |[partition, offset]: &[u64; 2]| Some((u32::try_from(*partition).ok()?, *offset));
     let pairs = pairs.iter().map(pair).collect::<Option<_>>().filter(|_| rest.is_empty());
-    Ok(ConsumedOffsets { chain: bins.number(chain)?, validated: pairs.ok_or(BadRecord(validated))?, height: 0 })
+    Ok(ConsumedOffsets { chain: bins.number(chain)?, validated: pairs.ok_or(BadRecord::Bin(validated))?, height: 0 })
 }

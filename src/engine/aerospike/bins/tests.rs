@@ -265,7 +265,7 @@ fn errors_name_the_damaged_bin() {
     ] {
         let mut bins = good.clone();
         bins.insert(name.into(), value);
-        assert_eq!(decode(&Key::master(txid), bins), Err(BadRecord(name)));
+        assert_eq!(decode(&Key::master(txid), bins), Err(BadRecord::Bin(name)));
     }
 }
 
@@ -332,7 +332,7 @@ fn reference_value(value: &serde_json::Value) -> Value {
 }
 
 #[test]
-fn a_compact_transaction_has_four_bins() {
+fn a_compact_transaction_has_five_bins() {
     let txid = Txid([4; 32]);
     let mut page = page_with_transaction(txid, 2);
     page.locked = false;
@@ -343,7 +343,7 @@ fn a_compact_transaction_has_four_bins() {
         let record = Record::Page(Arc::new(page.clone()));
         super::encode(Layout::Compact, &Key::master(txid), &record).into_iter().map(|(name, _)| name).collect()
     };
-    assert_eq!(names(&page), [names::TX, names::UTXOS, names::UNSPENT, names::UNMINED_SINCE]);
+    assert_eq!(names(&page), [names::TX, names::UTXOS, names::UNSPENT, names::BODY, names::UNMINED_SINCE]);
     page.frozen = true;
     assert!(names(&page).contains(&names::FLAGS));
 }
@@ -358,8 +358,6 @@ fn damaged_compact_pages_are_refused_with_the_name_of_the_bin() {
         (names::TX, Value::Blob(vec![4; 35])),
         (names::TX, Value::Nil),
         (names::FLAGS, Value::Int(0)),
-        // A bit of a later version.
-        (names::FLAGS, Value::Int(1 << 10)),
         (names::UNSPENT, Value::Int(-1)),
         (names::UTXOS, without_hash),
         (names::BLOCKS, Value::List(vec![Value::Blob(vec![0; 11])])),
@@ -367,13 +365,39 @@ fn damaged_compact_pages_are_refused_with_the_name_of_the_bin() {
     for (name, value) in bad {
         let mut bins = good.clone();
         bins.insert(name.to_owned(), value);
-        assert_eq!(super::decode(Layout::Compact, &Key::master(txid), bins), Err(BadRecord(name)));
+        assert_eq!(super::decode(Layout::Compact, &Key::master(txid), bins), Err(BadRecord::Bin(name)));
     }
-    // A record of the other layout.
-    let other = as_read(encode(&Key::master(txid), &record));
-    assert_eq!(super::decode(Layout::Compact, &Key::master(txid), other), Err(BadRecord(names::TX)));
-    assert_eq!(decode(&Key::master(txid), good), Err(BadRecord(names::TX_ID)));
+}
+
+#[test]
+fn pages_of_the_other_layout_and_of_later_versions_are_named_in_the_error() {
+    let key = Key::master(Txid([4; 32]));
+    let record = Record::Page(Arc::new(page_with_every_bin(Txid([4; 32]))));
+    let good = as_read(super::encode(Layout::Compact, &key, &record));
+    for flags in [1 << 11, 1 << 16, -1] {
+        let mut bins = good.clone();
+        bins.insert(names::FLAGS.to_owned(), Value::Int(flags));
+        assert_eq!(super::decode(Layout::Compact, &key, bins), Err(BadRecord::LaterVersion(names::FLAGS)));
+    }
+    let mut bins = good.clone();
+    let Some(Value::Blob(tx)) = bins.get_mut(names::TX) else { panic!("no `tx`") };
+    tx[36] += 1;
+    assert_eq!(super::decode(Layout::Compact, &key, bins), Err(BadRecord::LaterVersion(names::TX)));
+    let mut bins = good.clone();
+    bins.insert("wide".to_owned(), Value::Int(1));
+    let unknown = BadRecord::UnknownBin("wide".to_owned(), Layout::Compact);
+    assert_eq!(super::decode(Layout::Compact, &key, bins), Err(unknown));
+
+    let as_compact = BadRecord::OtherLayout { stored: Layout::Teranode, opened: Layout::Compact };
+    let as_teranode = BadRecord::OtherLayout { stored: Layout::Compact, opened: Layout::Teranode };
+    let other = as_read(encode(&key, &record));
+    assert_eq!(super::decode(Layout::Compact, &key, other), Err(as_compact.clone()));
+    assert_eq!(decode(&key, good), Err(as_teranode.clone()));
     let meta = Record::Meta(Box::new(meta(8)));
     let compact = as_read(super::encode(Layout::Compact, &Key::Meta, &meta));
-    assert_eq!(decode(&Key::Meta, compact), Err(BadRecord(names::meta::LAYOUT)));
+    // A program from before this layout knows no bin `layout`.
+    assert_eq!(compact[names::meta::LAYOUT_VERSION], Value::Int(2));
+    assert_eq!(decode(&Key::Meta, compact), Err(as_teranode));
+    let teranode = as_read(encode(&Key::Meta, &meta));
+    assert_eq!(super::decode(Layout::Compact, &Key::Meta, teranode), Err(as_compact));
 }

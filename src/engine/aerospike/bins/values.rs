@@ -3,13 +3,31 @@
 use aerospike::{IndexMap, Value};
 use bytes::Bytes;
 
-use super::super::packed::{LIST, Packed};
+use super::super::{
+    layout::Layout,
+    packed::{LIST, Packed},
+};
 use crate::tx::Txid;
 
-/// A damaged record: the named bin is missing or has a value that it cannot have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the record is damaged: bin `{0}` is missing or has a bad value")]
-pub struct BadRecord(pub &'static str);
+/// A record that this process cannot decode.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadRecord {
+    /// The named bin is missing, or has a value that the bin cannot have.
+    #[error("the record is damaged: bin `{0}` is missing or has a bad value")]
+    Bin(&'static str),
+    /// The layout has no bin of this name.
+    #[error("the record has the bin `{0}`, which the layout `{layout}` of this version does not have", layout = .1)]
+    UnknownBin(String, Layout),
+    /// The record has the other layout.
+    #[error(
+        "the record has the layout `{stored}`, and this process took the store for one of the layout `{opened}`: start \
+         the process again, and look for the program that wrote the record if the error comes again"
+    )]
+    OtherLayout { stored: Layout, opened: Layout },
+    /// A later version wrote the record.
+    #[error("the record has a form of a later version in bin `{0}`: use the program that wrote the store")]
+    LaterVersion(&'static str),
+}
 
 /// The bins of a record, taken one by one.
 pub struct BinReader(pub IndexMap<String, Value>);
@@ -24,12 +42,17 @@ impl BinReader {
         self.0.get(name).is_some_and(|value| *value != Value::Nil)
     }
 
+    /// Returns the name of a bin that was not taken; `None`: all were.
+    pub fn first_name(&self) -> Option<&str> {
+        self.0.iter().find(|(_, value)| **value != Value::Nil).map(|(name, _)| name.as_str())
+    }
+
     /// Takes a boolean; an absent bin reads as false.
     pub fn flag(&mut self, name: &'static str) -> Result<bool, BadRecord> {
         match self.take(name) {
             None => Ok(false),
             Some(Value::Bool(flag)) => Ok(flag),
-            Some(_) => Err(BadRecord(name)),
+            Some(_) => Err(BadRecord::Bin(name)),
         }
     }
 
@@ -46,13 +69,13 @@ impl BinReader {
     }
 
     pub fn required<T: TryFrom<u64>>(&mut self, name: &'static str) -> Result<T, BadRecord> {
-        self.optional(name)?.ok_or(BadRecord(name))
+        self.optional(name)?.ok_or(BadRecord::Bin(name))
     }
 
     pub fn text(&mut self, name: &'static str) -> Result<String, BadRecord> {
         match self.take(name) {
             Some(Value::String(text)) => Ok(text),
-            _ => Err(BadRecord(name)),
+            _ => Err(BadRecord::Bin(name)),
         }
     }
 
@@ -60,24 +83,24 @@ impl BinReader {
         match self.take(name) {
             None => Ok(None),
             Some(Value::Blob(bytes)) => Ok(Some(bytes)),
-            Some(_) => Err(BadRecord(name)),
+            Some(_) => Err(BadRecord::Bin(name)),
         }
     }
 
     pub fn array<const N: usize>(&mut self, name: &'static str) -> Result<[u8; N], BadRecord> {
-        self.optional_array(name)?.ok_or(BadRecord(name))
+        self.optional_array(name)?.ok_or(BadRecord::Bin(name))
     }
 
     pub fn optional_array<const N: usize>(&mut self, name: &'static str) -> Result<Option<[u8; N]>, BadRecord> {
         let bytes = self.optional_blob(name)?;
-        bytes.map(|bytes| bytes.try_into().map_err(|_| BadRecord(name))).transpose()
+        bytes.map(|bytes| bytes.try_into().map_err(|_| BadRecord::Bin(name))).transpose()
     }
 
     pub fn optional_list(&mut self, name: &'static str) -> Result<Option<Vec<Value>>, BadRecord> {
         match self.take(name) {
             None => Ok(None),
             Some(Value::List(list)) => Ok(Some(list)),
-            Some(_) => Err(BadRecord(name)),
+            Some(_) => Err(BadRecord::Bin(name)),
         }
     }
 
@@ -103,27 +126,27 @@ pub fn pairs(name: &'static str, value: Value) -> Result<Vec<(Value, Value)>, Ba
         Value::HashMap(map) => Ok(map.into_iter().collect()),
         Value::OrderedMap(map) => Ok(map.into_iter().collect()),
         Value::SortedMap(map) => Ok(map.into_iter().collect()),
-        _ => Err(BadRecord(name)),
+        _ => Err(BadRecord::Bin(name)),
     }
 }
 
 pub fn number<T: TryFrom<u64>>(name: &'static str, value: &Value) -> Result<T, BadRecord> {
     match value {
-        Value::Int(number) => T::try_from(*number as u64).map_err(|_| BadRecord(name)),
-        _ => Err(BadRecord(name)),
+        Value::Int(number) => T::try_from(*number as u64).map_err(|_| BadRecord::Bin(name)),
+        _ => Err(BadRecord::Bin(name)),
     }
 }
 
 pub fn blob(name: &'static str, value: Value) -> Result<Vec<u8>, BadRecord> {
     match value {
         Value::Blob(bytes) => Ok(bytes),
-        _ => Err(BadRecord(name)),
+        _ => Err(BadRecord::Bin(name)),
     }
 }
 
 pub fn txid(name: &'static str, value: Option<Value>) -> Result<Txid, BadRecord> {
-    let bytes = blob(name, value.ok_or(BadRecord(name))?)?;
-    bytes.try_into().map(Txid).map_err(|_| BadRecord(name))
+    let bytes = blob(name, value.ok_or(BadRecord::Bin(name))?)?;
+    bytes.try_into().map(Txid).map_err(|_| BadRecord::Bin(name))
 }
 
 /// Builds a number. The server's numbers are signed; the few values that use all 64 bits are read back unchanged.

@@ -3,12 +3,12 @@
 //!
 //! Nearly every master has one page, no earlier block and no lock, so that the whole reply is known beforehand and one
 //! operation less is sent: the client parses an answer to each. Where the filter for that case refuses, a second
-//! request adds the block, removes the lock and reads the reply. Masters with conflicting children are left to the pure
-//! function, whose reply tells them.
+//! request adds the block, removes the lock (layout `teranode`) and reads the reply. Masters with conflicting children
+//! are left to the pure function, whose reply tells them.
 
 use aerospike::{
     BatchWritePolicy, Bin, ListPolicy, ListReturnType, Value,
-    expressions::{and, bin_exists, eq, ge, int_bin, int_val, list_bin, lists as in_lists, or},
+    expressions::{Expression, and, bin_exists, eq, ge, int_bin, int_val, list_bin, lists as in_lists, or},
     operations::{
         self, Operation as ServerOperation,
         exp::{ExpReadFlags, read_exp},
@@ -18,14 +18,14 @@ use aerospike::{
 
 use super::{
     super::{
-        bins::{encode_blocks, stamp_number},
+        bins::{decode_block, encode_block, encode_blocks, stamp_number},
         layout::{Layout, flag, none_of},
         names,
         template::{Fill, PackedConditions, Template, absent, hole, prepack, unset},
     },
     AnswerForm, SetMinedArgs, as_integer, delete_at_height, filtered_policy, stamp_template,
 };
-use crate::record::{Reply, Rules};
+use crate::record::{MinedIn, Reply, Rules};
 
 pub struct SetMinedTemplates {
     layout: Layout,
@@ -61,13 +61,16 @@ impl SetMinedTemplates {
             }
             // Without `flags` the master has slots, no children, and no mark.
             Layout::Compact => (
-                vec![absent(names::FLAGS)],
+                vec![absent(names::FLAGS), absent(names::DELETE_AT_HEIGHT)],
                 vec![none_of(flag::NO_SLOTS | flag::CHILDREN)],
                 [absent(names::BLOCKS), absent(names::TOTAL_EXTRA_RECS)],
                 Vec::new(),
             ),
         };
-        let listed = in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]);
+        let listed = match layout {
+            Layout::Teranode => eq(in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]), int_val(0)),
+            Layout::Compact => or(vec![absent(names::BLOCKS), eq(count_entries(), int_val(0))]),
+        };
         SetMinedTemplates {
             layout,
             on_side_chain: PackedConditions::new(&on_side_chain),
@@ -77,7 +80,7 @@ impl SetMinedTemplates {
             stamp: stamp_template(),
             is_first_block: Template::new(&and(first_block.to_vec())),
             is_first_and_unlocked: Template::new(&and([&first_block[..], &unlocked].concat())),
-            is_unlisted: Template::new(&eq(listed, int_val(0))),
+            is_unlisted: Template::new(&listed),
             due: delete_at_height::write_when_due(layout, rules.retention),
         }
     }
@@ -95,7 +98,10 @@ impl SetMinedTemplates {
             true => &self.since_genesis,
             false => &self.on_side_chain,
         };
+        let (least, greatest) = entry_bounds(mined_in.height, mined_in.block_id);
+        let entry = [Fill::Blob(&[&least]), Fill::Blob(&[&greatest])];
         let (listing, listing_fill) = match answer {
+            AnswerForm::Blocks if self.layout == Layout::Compact => (&self.is_unlisted, &entry[..]),
             AnswerForm::Blocks => (&self.is_unlisted, &[Fill::Int(mined_in.block_id.into())][..]),
             _ if longest_chain => (&self.is_first_and_unlocked, &[][..]),
             _ => (&self.is_first_block, &[][..]),
@@ -111,18 +117,26 @@ impl SetMinedTemplates {
                 append(names::BLOCK_HEIGHTS, mined_in.height),
                 append(names::SUBTREE_IDXS, mined_in.subtree),
             ],
+            Layout::Compact if answer == AnswerForm::Blocks => {
+                vec![lists::append(
+                    &ListPolicy::default(),
+                    names::BLOCKS,
+                    Value::Blob(encode_block(&mined_in).to_vec()),
+                )]
+            }
             Layout::Compact => vec![put(names::BLOCKS, encode_blocks(&[mined_in]))],
         };
         operations.push(put(names::CHAIN_POS, Value::Int(stamp)));
         if longest_chain {
             operations.push(put(names::UNMINED_SINCE, Value::Nil));
-            if answer == AnswerForm::Blocks {
+            // In `compact` a locked master has `flags`, and is left to the pure function.
+            if answer == AnswerForm::Blocks && self.layout == Layout::Teranode {
                 operations.push(put(names::LOCKED, Value::Nil));
             }
             operations.extend(self.due.clone());
         }
         if answer == AnswerForm::Blocks {
-            operations.extend(read_reply());
+            operations.extend(read_reply(self.layout));
         }
         (filtered_policy(filter), operations)
     }
@@ -133,15 +147,45 @@ pub fn first_block_reply(block_id: u32) -> Reply {
     Reply::Mined { block_ids: vec![block_id], extra_pages: 0, conflicting_children: false }
 }
 
-/// Reads the values that [`parse_reply`] parses: all block ids, and the number of further pages.
-pub fn read_reply() -> [ServerOperation; 2] {
-    let ids = read_exp("told", prepack(&list_bin(names::BLOCK_IDS)), ExpReadFlags::DEFAULT);
-    [ids, operations::get_bin(names::TOTAL_EXTRA_RECS)]
+/// Reads the values that [`parse_reply`] parses: all blocks or their ids, and the number of further pages.
+pub fn read_reply(layout: Layout) -> [ServerOperation; 2] {
+    let blocks = match layout {
+        Layout::Teranode => names::BLOCK_IDS,
+        Layout::Compact => names::BLOCKS,
+    };
+    let blocks = read_exp("told", prepack(&list_bin(blocks)), ExpReadFlags::DEFAULT);
+    [blocks, operations::get_bin(names::TOTAL_EXTRA_RECS)]
 }
 
 pub fn parse_reply(results: &[Value]) -> Option<Reply> {
-    let [.., Value::List(ids), pages] = results else { return None };
-    let block_ids = ids.iter().map(|id| u32::try_from(as_integer(Some(id))?).ok()).collect::<Option<_>>()?;
-    let extra_pages = u32::try_from(as_integer(Some(pages))?).ok()?;
-    Some(Reply::Mined { block_ids, extra_pages, conflicting_children: false })
+    let [.., Value::List(blocks), pages] = results else { return None };
+    let id = |block: &Value| match block {
+        Value::Blob(_) => decode_block(block.clone()).ok().map(|block| block.block_id),
+        id => u32::try_from(as_integer(Some(id))?).ok(),
+    };
+    let block_ids = blocks.iter().map(id).collect::<Option<_>>()?;
+    Some(Reply::Mined { block_ids, extra_pages: parse_extra_pages(pages)?, conflicting_children: false })
+}
+
+/// Parses the number of further pages, which only masters of several pages have in `compact`.
+pub fn parse_extra_pages(pages: &Value) -> Option<u32> {
+    match pages {
+        Value::Nil => Some(0),
+        pages => u32::try_from(as_integer(Some(pages))?).ok(),
+    }
+}
+
+/// Counts the entries of `blocks` between two bounds (two holes), the second excluded.
+pub fn count_entries() -> Expression {
+    let blocks = list_bin(names::BLOCKS);
+    in_lists::get_by_value_range(ListReturnType::COUNT, Some(hole()), Some(hole()), blocks, &[])
+}
+
+/// Returns bounds of the entries of one block in `blocks`, whatever their subtree.
+pub fn entry_bounds(height: u32, block_id: u32) -> ([u8; 12], [u8; 13]) {
+    let least = encode_block(&MinedIn { height, block_id, subtree: 0 });
+    let greatest = encode_block(&MinedIn { height, block_id, subtree: u32::MAX });
+    let mut beyond = [0; 13];
+    beyond[..12].copy_from_slice(&greatest);
+    (least, beyond)
 }

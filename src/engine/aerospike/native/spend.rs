@@ -57,9 +57,10 @@ impl SpendTemplates {
                     [unset(names::LOCKED), unset(names::FROZEN), absent(names::CONTESTED), absent(names::SPENDABLE_IN)];
                 ([&live[..], &simple, &marks].concat(), [live, simple].concat())
             }
-            // A page without `flags` has nothing that bars a spend; a page with a due height has no free slot.
+            // A page without `flags` has nothing that bars a spend, and no due height beside a free slot.
             Layout::Compact => {
-                let bars_always = flag::CREATING | flag::CONFLICTING | flag::NO_SLOTS | flag::REASSIGNED;
+                let bars_always =
+                    flag::CREATING | flag::CONFLICTING | flag::NO_SLOTS | flag::REASSIGNED | flag::EARLY_DUE;
                 (vec![absent(names::FLAGS)], vec![none_of(bars_always)])
             }
         };
