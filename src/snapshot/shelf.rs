@@ -172,7 +172,7 @@ impl Shelf {
     ///
     /// # Errors
     /// The chunk is missing, damaged or another one, or the place does not answer.
-    pub(super) async fn read_chunk(
+    pub(crate) async fn read_chunk(
         &self,
         plan: &SnapshotPlan,
         entry: &ChunkEntry,

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     event::{Block, BlockMined, CommandAction, Event, OutcomeEvent, OutcomeKind, Reorg},
+    record::{Body, Page, Reassignment},
     tx::{MAX_MONEY, Outpoint, Transaction, Txid},
 };
 
@@ -75,6 +76,25 @@ impl Matches {
 
     fn add_coinbase(&mut self, block: &Block<'_>, scripts: &ScriptTable) {
         self.add_bytes(block.coinbase, scripts);
+    }
+
+    /// Adds the transaction of a page with its body, and the outputs of the page's new owners. `first`: index of the
+    /// first output of the page.
+    pub fn add_page(&mut self, page: &Page, first: u32, scripts: &ScriptTable) {
+        match page.body() {
+            Some(Body::Transaction(bytes)) => self.add_bytes(bytes, scripts),
+            Some(Body::Outputs(outputs)) => {
+                for (vout, output) in (0..).zip(outputs.iter()) {
+                    let Some(output) = output else { continue };
+                    self.add_output(scripts, &output.script, output.satoshis, || Outpoint { txid: page.txid, vout });
+                }
+            }
+            Some(Body::External(_)) | None => {}
+        }
+        for Reassignment { offset, output, .. } in &page.reassignments {
+            let outpoint = || Outpoint { txid: page.txid, vout: first.saturating_add(*offset) };
+            self.add_output(scripts, &output.script, output.satoshis, outpoint);
+        }
     }
 
     /// Adds a transaction. Bytes that are no transaction become a dead letter of the pipeline, and never an output.
@@ -161,8 +181,8 @@ mod tests {
     use super::*;
     use crate::{
         event::{OutcomeSource, Validated},
-        record::Reason,
-        tx::{Output, TransactionBuilder},
+        record::{Master, PartialOutputs, Reason, StoredOutput},
+        tx::{Output, TransactionBuilder, UtxoHash},
     };
 
     const ALICE: &[u8] = &[0x51];
@@ -192,6 +212,34 @@ mod tests {
         let mut matches = Matches::default();
         matches.add(&Event::Validated(Validated { tx: &bytes, height: 5, locked: false }), &table());
         (matches, txid)
+    }
+
+    #[test]
+    fn a_page_has_its_outputs_and_those_of_its_new_owners() {
+        let output = |script: &'static [u8]| StoredOutput { satoshis: 70, script: Bytes::from_static(script) };
+        let mut page = Page::empty(Txid([4; 32]));
+        let known = vec![(0, output(OTHER)), (3, output(ALICE))];
+        page.master =
+            Some(Box::new(Master { body: Some(Body::Outputs(PartialOutputs::new(known))), ..Master::default() }));
+        let mut matches = Matches::default();
+        matches.add_page(&page, 0, &table());
+        let seen = |vout, owner, script| {
+            let outpoint = Outpoint { txid: page.txid, vout };
+            SeenOutput { outpoint, owner, script, satoshis: 70, own_change: false }
+        };
+        assert_eq!(matches.outputs, [seen(3, 1, 11)]);
+        let hash = UtxoHash([1; 32]);
+        let reassigned = |offset| Reassignment {
+            offset,
+            utxo_hash: hash,
+            new_utxo_hash: hash,
+            block_height: 9,
+            output: output(BOB),
+        };
+        let further = Page { number: 2, reassignments: vec![reassigned(5)], ..Page::empty(page.txid) };
+        let mut matches = Matches::default();
+        matches.add_page(&further, 2 * 100, &table());
+        assert_eq!(matches.outputs, [seen(205, 2, 22)]);
     }
 
     #[test]

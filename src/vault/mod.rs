@@ -48,7 +48,7 @@ pub use http_store::HttpStore;
 pub use locks::{Lock, ReserveObstacle};
 pub use queries::{ListedOutput, LockCondition, OwnerBalance};
 pub use requests::SelectionRequest;
-pub use rescan::{PendingRescan, Rescan, RescanReport};
+pub use rescan::{PendingRescan, Rescan, RescanPlace, RescanReport};
 pub use reserve::{Reservation, Session};
 pub use scripts::{NewScript, WatchResult, WatchedScript};
 pub use select::{Fee, Strategy, Terms};

@@ -1,4 +1,4 @@
-//! [`Rescan`]: finds earlier outputs of scripts that were added later, in the log or in the store.
+//! [`Rescan`]: finds earlier outputs of scripts that were added later, in the log, in the store or in a snapshot.
 //!
 //! A rescan of the log reads each partition up to the position of the vault at the time at which the scripts were
 //! added. Its own positions are rows of `rescans`, so that a rescan goes on after a crash.
@@ -14,7 +14,7 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Vault,
+    SourceError, Vault,
     database::{Abort, read, transact},
     error::VaultError,
     follow::{FollowError, add_message},
@@ -30,12 +30,16 @@ use crate::{
     config::Topics,
     embed::Store,
     engine::sql::plain::{Kind, Row, Statement},
+    record::{Page, Record, TxState},
+    snapshot::{Manifest, Shelf, SnapshotError},
     store::unspent::{ChainBlocks, UnspentError, UnspentTx, read_unspent},
     tx::Outpoint,
 };
 
 /// Outputs that one transaction of the database records, at most.
 const OUTPUTS_AT_A_TIME: usize = 5_000;
+/// Pages of a snapshot whose outputs one transaction of the database records.
+const PAGES_AT_A_TIME: usize = 2_000;
 
 /// Reads the log again for scripts that were added later.
 pub struct Rescan {
@@ -47,21 +51,36 @@ pub struct Rescan {
     pub topics: Topics,
     /// Object store with the bodies of large transactions.
     pub bodies: Option<EventBodies>,
-    /// Store that this process has open, for rescans of the store; `None`: only the log is read.
+    /// Store that this process has open, for rescans of the store.
     pub store: Option<Store>,
+    /// Place of the snapshots, for rescans of a snapshot.
+    pub snapshots: Option<Shelf>,
 }
 
 /// Topic of the rescan of the store: no topic of Kafka has this name.
 const STORE: &str = "(store)";
+/// First characters of the topic of the rescan of a snapshot, whose name follows.
+const SNAPSHOT: &str = "(snapshot) ";
 
-/// A partition, or the store, that is to be read.
+/// Source of a rescan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RescanPlace {
+    /// A partition of the log, by offsets.
+    Log(TopicPartition),
+    /// The store, in one piece.
+    Store,
+    /// The snapshot with this name, by chunks.
+    Snapshot(String),
+}
+
+/// A place that is to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingRescan {
-    /// Partition of the log; `None`: the store.
-    pub partition: Option<TopicPartition>,
-    /// The next offset to read.
+    /// Source of the outputs.
+    pub place: RescanPlace,
+    /// The next offset, or the next chunk, to read.
     pub next: u64,
-    /// Offset at which the rescan ends.
+    /// Offset, or number of chunks, at which the rescan ends.
     pub end: u64,
 }
 
@@ -75,10 +94,22 @@ struct RescanPart {
     end: u64,
 }
 
+impl RescanPart {
+    fn place(&self) -> RescanPlace {
+        match &*self.partition.topic {
+            STORE => RescanPlace::Store,
+            topic => match topic.strip_prefix(SNAPSHOT) {
+                Some(name) => RescanPlace::Snapshot(name.to_owned()),
+                None => RescanPlace::Log(self.partition.clone()),
+            },
+        }
+    }
+}
+
 /// Outputs and messages of a rescan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RescanReport {
-    /// Messages, or transactions of the store, that were read.
+    /// Messages, transactions of the store, or records of a snapshot, that were read.
     pub read: u64,
     /// Outputs that were found, and outputs that a transaction spends.
     pub found: u64,
@@ -123,6 +154,46 @@ impl Rescan {
             Some(_) => Ok(()),
             None => {
                 Err(VaultError::invalid("this process has no store open (vault.answers_url is set): rescan the log"))
+            }
+        }
+    }
+
+    /// Notes that the newest snapshot is to be read for the scripts that were added after a version. A snapshot reaches
+    /// further back than the log, and does not burden the store. What happened since the snapshot is in the log.
+    ///
+    /// # Errors
+    /// No snapshot is there, its place does not answer, or the snapshot is of another network; or the database does not
+    /// answer.
+    pub async fn begin_snapshot(&self, after_version: i64) -> Result<(), VaultError> {
+        let shelf = self.shelf()?;
+        let name = shelf.newest().await.map_err(snapshot_error)?;
+        let manifest = self.read_manifest(shelf, &name).await?;
+        let partition = TopicPartition { topic: format!("{SNAPSHOT}{name}").into(), partition: 0 };
+        self.note(&[(partition, 0, manifest.chunks.len() as u64)], after_version).await
+    }
+
+    /// Checks that this process can read snapshots, and that one is there.
+    ///
+    /// # Errors
+    /// As [`begin_snapshot`](Self::begin_snapshot).
+    pub async fn check_snapshot(&self) -> Result<(), VaultError> {
+        self.shelf()?.newest().await.map(drop).map_err(snapshot_error)
+    }
+
+    fn shelf(&self) -> Result<&Shelf, VaultError> {
+        let unset = || VaultError::invalid("this process reads no snapshots: snapshot.url is not set");
+        self.snapshots.as_ref().ok_or_else(unset)
+    }
+
+    async fn read_manifest(&self, shelf: &Shelf, name: &str) -> Result<Manifest, VaultError> {
+        let manifest = shelf.read_manifest(name).await.map_err(snapshot_error)?;
+        let meta = manifest.plan.meta_record().map_err(|problem| VaultError::Source(SourceError(problem)))?;
+        let network = self.vault.settings.network.to_string();
+        match meta.network == network {
+            true => Ok(manifest),
+            false => {
+                let found = meta.network;
+                Err(VaultError::invalid(format!("snapshot {name} is of network {found}, the vault of {network}")))
             }
         }
     }
@@ -206,20 +277,70 @@ impl Rescan {
     async fn next_part(&self, failed: &[RescanPart]) -> Result<Option<RescanPart>, VaultError> {
         let parts = self.parts().await?;
         let key = |part: &RescanPart| (part.partition.clone(), part.versions);
-        let is_readable = |part: &RescanPart| {
-            (self.store.is_some() || &*part.partition.topic != STORE)
-                && failed.iter().all(|failed| key(failed) != key(part))
+        let has_source = |part: &RescanPart| match part.place() {
+            RescanPlace::Log(_) => true,
+            RescanPlace::Store => self.store.is_some(),
+            RescanPlace::Snapshot(_) => self.snapshots.is_some(),
         };
+        let is_readable = |part: &RescanPart| has_source(part) && failed.iter().all(|failed| key(failed) != key(part));
         Ok(parts.into_iter().find(is_readable))
     }
 
     async fn read_part(&self, part: &RescanPart, report: &mut RescanReport) -> Result<(), FollowError> {
-        if &*part.partition.topic == STORE {
-            let store = self.store.as_ref().ok_or_else(|| VaultError::invalid("this process has no store open"))?;
-            let found = self.read_store(store, part.versions.0).await?;
-            (report.read, report.found) = (report.read + found.read, report.found + found.found);
-            return Ok(self.note_progress(part, part.end).await?);
+        match part.place() {
+            RescanPlace::Log(_) => self.read_partition(part, report).await,
+            RescanPlace::Snapshot(name) => Ok(self.read_snapshot(part, &name, report).await?),
+            RescanPlace::Store => {
+                let store = self.store.as_ref().ok_or_else(|| VaultError::invalid("this process has no store open"))?;
+                let found = self.read_store(store, part.versions.0).await?;
+                (report.read, report.found) = (report.read + found.read, report.found + found.found);
+                Ok(self.note_progress(part, part.end).await?)
+            }
         }
+    }
+
+    /// Reads the chunks of a snapshot. The outputs are those that the events of its transactions have: the store is
+    /// asked about each.
+    async fn read_snapshot(&self, part: &RescanPart, name: &str, report: &mut RescanReport) -> Result<(), VaultError> {
+        let shelf = self.shelf()?;
+        let manifest = self.read_manifest(shelf, name).await?;
+        let page_size = manifest.plan.meta_record().map_err(|problem| VaultError::Source(SourceError(problem)))?;
+        let page_size = page_size.utxo_batch_size;
+        let mut scripts = self.vault.scripts_between(part.versions).await?;
+        for (entry, number) in manifest.chunks.iter().zip(0..).skip(part.next as usize) {
+            let chunk = shelf.read_chunk(&manifest.plan, entry).await.map_err(snapshot_error)?;
+            let pages: Vec<Arc<Page>> = chunk
+                .filter_map(|record| match record {
+                    Ok((_, Record::Page(page))) if matches!(page.state(), TxState::Live | TxState::Creating) => {
+                        Some(Ok(page))
+                    }
+                    Ok(_) => None,
+                    Err(error) => Some(Err(VaultError::Source(SourceError(format!("snapshot {name}: {error}"))))),
+                })
+                .collect::<Result<_, _>>()?;
+            for pages in pages.chunks(PAGES_AT_A_TIME) {
+                loop {
+                    let mut matches = Matches::default();
+                    for page in pages {
+                        matches.add_page(page, page.number.saturating_mul(page_size), &scripts);
+                    }
+                    matches.merge_repeats();
+                    match Recorder(&self.vault.database).record_rescanned(&matches, scripts.version).await? {
+                        Recorded::Done => {
+                            report.found += matches.outputs.len() as u64;
+                            break;
+                        }
+                        Recorded::OtherScripts => scripts = self.vault.scripts_between(part.versions).await?,
+                    }
+                }
+            }
+            report.read += entry.records;
+            self.note_progress(part, number + 1).await?;
+        }
+        self.note_progress(part, part.end).await
+    }
+
+    async fn read_partition(&self, part: &RescanPart, report: &mut RescanReport) -> Result<(), FollowError> {
         let mut scripts = self.vault.scripts_between(part.versions).await?;
         // The retention of the topic has dropped events since, or the topic was created again.
         let (low, high) = until_answered(|| self.broker.watermarks(&part.partition)).await?;
@@ -303,10 +424,7 @@ impl Rescan {
     /// # Errors
     /// The database does not answer.
     pub async fn pending(&self) -> Result<Vec<PendingRescan>, VaultError> {
-        let pending = |RescanPart { partition, next, end, .. }: RescanPart| {
-            let partition = (&*partition.topic != STORE).then_some(partition);
-            PendingRescan { partition, next, end }
-        };
+        let pending = |part: RescanPart| PendingRescan { place: part.place(), next: part.next, end: part.end };
         Ok(self.parts().await?.into_iter().map(pending).collect())
     }
 
@@ -315,7 +433,7 @@ impl Rescan {
     async fn read_store(&self, store: &Store, after_version: i64) -> Result<RescanReport, VaultError> {
         let store = store.state_store();
         let mut scripts = self.vault.scripts_between((after_version, i64::MAX)).await?;
-        let failed = |error: UnspentError| VaultError::Source(super::SourceError(error.to_string()));
+        let failed = |error: UnspentError| VaultError::Source(SourceError(error.to_string()));
         let blocks = ChainBlocks::read(store).await.map_err(|error| failed(error.into()))?;
         let (mut found, mut read) = (Vec::new(), 0);
         read_unspent(store, &blocks, |tx: UnspentTx| -> Result<(), UnspentError> {
@@ -342,5 +460,15 @@ impl Rescan {
             }
         }
         Ok(report)
+    }
+}
+
+/// Makes the answer to an error of a snapshot: a missing snapshot is an error of the request.
+fn snapshot_error(error: SnapshotError) -> VaultError {
+    match error {
+        SnapshotError::NoSnapshot | SnapshotError::Unknown(_) | SnapshotError::Unfinished(_) => {
+            VaultError::invalid(error.to_string())
+        }
+        other => VaultError::Source(SourceError(other.to_string())),
     }
 }

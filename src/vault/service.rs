@@ -18,6 +18,7 @@ use crate::{
     config::Topics,
     embed::Store,
     engine::sql::plain::{Kind, Statement},
+    snapshot::Shelf,
 };
 
 /// Name of the lease of rescans.
@@ -41,6 +42,8 @@ pub struct VaultParts {
     pub bodies: Option<EventBodies>,
     /// Store that this process has open, for rescans of the store.
     pub store: Option<Store>,
+    /// Place of the snapshots, for rescans of a snapshot.
+    pub snapshots: Option<Shelf>,
     /// Times of the asker.
     pub asker: AskerSettings,
 }
@@ -62,7 +65,7 @@ pub struct VaultCounts {
     pub follow: Arc<FollowCounts>,
     /// Questions to the store.
     pub asker: Arc<AskerCounts>,
-    /// Messages, or transactions of the store, that rescans have read.
+    /// Messages, transactions of the store, and records of snapshots that rescans have read.
     pub rescanned: Arc<AtomicU64>,
 }
 
@@ -84,13 +87,14 @@ impl VaultService {
     /// # Errors
     /// A topic does not exist; the log or the database does not answer for good.
     pub async fn begin(parts: VaultParts) -> Result<Self, FollowError> {
-        let VaultParts { vault, broker, topics, group, bodies, store, asker } = parts;
+        let VaultParts { vault, broker, topics, group, bodies, store, snapshots, asker } = parts;
         let rescan = Rescan {
             vault: vault.clone(),
             broker: broker.clone(),
             topics: topics.clone(),
             bodies: bodies.clone(),
             store,
+            snapshots,
         };
         let follow = Arc::<FollowCounts>::default();
         let asker = Asker::new(vault.clone(), asker);

@@ -133,9 +133,10 @@ impl Render for RescanList {
         if self.rescans.is_empty() {
             return writeln!(out, "no rescan is left");
         }
-        for RescanView { topic, partition, next, end, .. } in &self.rescans {
-            match (topic, partition) {
-                (Some(topic), Some(partition)) => writeln!(out, "{topic} partition {partition}: {next} of {end}")?,
+        for RescanView { topic, partition, snapshot, next, end, .. } in &self.rescans {
+            match (topic, partition, snapshot) {
+                (Some(topic), Some(partition), _) => writeln!(out, "{topic} partition {partition}: {next} of {end}")?,
+                (_, _, Some(name)) => writeln!(out, "snapshot {name}: chunk {next} of {end}")?,
                 _ => writeln!(out, "store")?,
             }
         }

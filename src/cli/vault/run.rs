@@ -10,9 +10,11 @@ use crate::{
     cli::{
         CliResult, ConfigArgs, Failure, UsageError, block_on,
         offline::StoreArgs,
-        opening::{self, Monitoring},
+        opening::{self, Monitoring, OpeningError},
         serving::{self, HttpOptions, VaultSource},
-        signals, wiring,
+        signals,
+        snapshot::open_shelf_at,
+        wiring,
     },
     config::Config,
     embed::Store,
@@ -78,6 +80,10 @@ impl VaultRunArgs {
         let vault = Vault::open(&url, &wiring::sql_access(&config), source, VaultSettings::of(&config)).await?;
         let broker = opening::open_broker(&config).await?;
         let bodies = opening::open_event_bodies_for(Intent::Read, &config, &monitoring.metrics).await?;
+        let snapshots = match &config.snapshot.url {
+            Some(url) => Some(open_shelf_at(&config, url, Intent::Read).await.map_err(OpeningError::Blobs)?),
+            None => None,
+        };
         let parts = VaultParts {
             vault: vault.clone(),
             broker: broker.clone(),
@@ -85,6 +91,7 @@ impl VaultRunArgs {
             group: config.vault.group.clone(),
             bodies,
             store: store.clone(),
+            snapshots,
             asker: AskerSettings::of(&config),
         };
         let service = tokio::select! {

@@ -10,8 +10,8 @@ use crate::{
     text::hex_reversed,
     tx::{Network, Outpoint},
     vault::{
-        ListedOutput, Lock, LockId, OwnerBalance, PendingRescan, Reservation, ReserveObstacle, SelectedOutputs,
-        Session, Standing, Sum, WatchResult, WatchedOutput, WatchedScript, address_of,
+        ListedOutput, Lock, LockId, OwnerBalance, PendingRescan, RescanPlace, Reservation, ReserveObstacle,
+        SelectedOutputs, Session, Standing, Sum, WatchResult, WatchedOutput, WatchedScript, address_of,
     },
 };
 
@@ -203,13 +203,15 @@ pub struct RescanList {
 pub struct RescanView {
     /// Source of the outputs.
     pub source: RescanSource,
-    /// Topic; `null`: the source is the store.
+    /// Topic; `null`: the source is no log.
     pub topic: Option<String>,
-    /// Number of the partition; `null`: the source is the store.
+    /// Number of the partition; `null`: the source is no log.
     pub partition: Option<i32>,
-    /// The next offset to read.
+    /// Name of the snapshot; `null`: the source is no snapshot.
+    pub snapshot: Option<String>,
+    /// The next offset to read; of a snapshot, the next chunk.
     pub next: u64,
-    /// Offset at which the rescan ends.
+    /// Offset at which the rescan ends; of a snapshot, the number of its chunks.
     pub end: u64,
 }
 
@@ -332,10 +334,14 @@ impl From<Lock> for LockView {
 }
 
 impl From<PendingRescan> for RescanView {
-    fn from(PendingRescan { partition, next, end }: PendingRescan) -> Self {
-        let source = if partition.is_some() { RescanSource::Log } else { RescanSource::Store };
+    fn from(PendingRescan { place, next, end }: PendingRescan) -> Self {
+        let (source, partition, snapshot) = match place {
+            RescanPlace::Log(partition) => (RescanSource::Log, Some(partition), None),
+            RescanPlace::Store => (RescanSource::Store, None, None),
+            RescanPlace::Snapshot(name) => (RescanSource::Snapshot, None, Some(name)),
+        };
         let topic = partition.as_ref().map(|partition| partition.topic.to_string());
-        RescanView { source, topic, partition: partition.map(|partition| partition.partition), next, end }
+        RescanView { source, topic, partition: partition.map(|partition| partition.partition), snapshot, next, end }
     }
 }
 

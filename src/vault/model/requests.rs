@@ -31,6 +31,8 @@ pub enum RescanSource {
     Log,
     /// The mined transactions of the store that the server has open.
     Store,
+    /// The newest complete snapshot at `snapshot.url` of the server. The log has what happened since.
+    Snapshot,
 }
 
 /// Scripts that the vault is to watch.

@@ -77,7 +77,7 @@ async fn compare(Remains { broker, store, made }: Remains) -> Result<(), String>
             vault.watch(owner, &own).await.map_err(|error| error.to_string())?;
         }
     }
-    let rescan = Rescan { vault: vault.clone(), broker, topics: topics(), bodies: None, store: None };
+    let rescan = Rescan { vault: vault.clone(), broker, topics: topics(), bodies: None, store: None, snapshots: None };
     rescan.begin(0).await.map_err(|error| error.to_string())?;
     match rescan.run(&CancellationToken::new(), &AtomicU64::new(0)).await {
         Ok(_) => {}

@@ -79,6 +79,7 @@ impl VaultServer {
             group: "vault".into(),
             bodies: None,
             store: Some(store),
+            snapshots: None,
             asker: AskerSettings::default(),
         };
         let service = VaultService::begin(parts).await.unwrap();
@@ -416,6 +417,7 @@ async fn bad_input_of_wallets_is_refused_by_its_cause() {
         ("transactions", json!({"lockId": lock, "transaction": "00"}), 400, "transaction 0 is refused"),
         ("transactions?timeout_ms=5", json!({"lockId": lock, "transaction": "00"}), 400, "wait=live"),
         ("rescans", json!({"source": "sky"}), 400, "sky"),
+        ("rescans", json!({"source": "snapshot"}), 400, "snapshot.url is not set"),
     ] {
         let request = server.api.client.post(format!("http://{}/v1/vault/alice/{path}", server.api.address));
         let request = request.bearer_auth(COMMAND).header("Content-Type", "application/json").body(body.to_string());

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use object_store::{ObjectStoreExt, path::Path};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
@@ -12,7 +13,7 @@ use utxo_store::{
     event::CommandAction,
     vault::{
         Asker, AskerSettings, Balance, Fee, Follower, LockCondition, NewScript, OwnStore, PermittedInputs, Rescan,
-        SelectionRequest, Vault, VaultError,
+        RescanPlace, SelectionRequest, Vault, VaultError, VaultSettings,
     },
 };
 
@@ -20,6 +21,7 @@ use super::{fake_store, on_each_database, owner};
 use crate::{
     harness::{Coin, Made, Running, World, coinbase, spend_to},
     made_blocks::MadeBlock,
+    snapshots,
 };
 
 /// A vault at work beside an instance.
@@ -40,7 +42,9 @@ impl Beside {
         while world.store.meta().await.unwrap().is_none() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        let vault = super::open(url, Arc::new(OwnStore::of(&Store::of_state_store(world.store.clone())))).await;
+        let source = Arc::new(OwnStore::of(&Store::of_state_store(world.store.clone())));
+        let settings = VaultSettings { network: world.store.settings.network, ..VaultSettings::default() };
+        let vault = super::open_with(url, source, settings).await;
         let mut beside = Beside {
             world,
             instance,
@@ -251,6 +255,7 @@ async fn a_script_that_is_added_later_finds_its_earlier_outputs() {
             topics: fake_store::topics(),
             bodies: None,
             store: Some(Store::of_state_store(beside.world.store.clone())),
+            snapshots: None,
         };
         rescan.begin_store(watched.version - 1).await.unwrap();
         assert_eq!(rescan.pending().await.unwrap().len(), 1);
@@ -278,6 +283,75 @@ async fn a_script_that_is_added_later_finds_its_earlier_outputs() {
         );
         beside.until("alice", "the unmined output", |balance| balance.foreign_unconfirmed.satoshis == 250_000).await;
         beside.until("alice", "the mined output", |balance| balance.available.satoshis == 300_000).await;
+        beside.stop().await;
+    })
+    .await;
+}
+
+/// A snapshot has the transactions that the log no longer has. A damaged chunk keeps the rescan waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_rescan_of_a_snapshot_finds_what_the_store_had() {
+    on_each_database(async |url: &str| {
+        let beside = Beside::start(url).await;
+        let seed = beside.world.seed(9, 2).await;
+        let mined = pay(&[seed.coin(0)], &[(300_000, ALICE), (700_000, ALICE)], 1);
+        let spend = pay(&[mined.coin(1)], &[(100_000, ALICE), (600_000, BOB)], 3);
+        for made in [&mined, &spend] {
+            beside.world.validate(made).await;
+        }
+        beside.world.bring(1, &MadeBlock::new(1, 101, &coinbase(1), &[&mined])).await;
+        beside.watch("bob", BOB).await;
+        beside.until("bob", "nothing yet", |balance| balance.available.satoshis == 0).await;
+        let is_mined = async || {
+            let master = beside.world.store.master(mined.txid).await.unwrap();
+            master.is_some_and(|master| master.master.as_ref().is_some_and(|master| !master.mined.is_empty()))
+        };
+        while !is_mined().await || beside.world.store.master(spend.txid).await.unwrap().is_none() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let (objects, shelf) = snapshots::shelf();
+        let rescan = |snapshots| Rescan {
+            vault: beside.vault.clone(),
+            broker: Arc::new(beside.world.broker.clone()),
+            topics: fake_store::topics(),
+            bodies: None,
+            store: None,
+            snapshots,
+        };
+        assert!(rescan(None).begin_snapshot(0).await.unwrap_err().to_string().contains("snapshot.url is not set"));
+        let rescan = rescan(Some(shelf.clone()));
+        assert!(rescan.begin_snapshot(0).await.unwrap_err().to_string().contains("no complete snapshot"));
+        let name = snapshots::create_snapshot(&beside.world, &shelf).await.unwrap().name;
+
+        let script = NewScript { script: bytes::Bytes::from_static(ALICE), address: None };
+        let watched = beside.vault.watch(&owner("alice"), &[script]).await.unwrap();
+        rescan.begin_snapshot(watched.version - 1).await.unwrap();
+        let pending = rescan.pending().await.unwrap();
+        assert_eq!(pending[0].place, RescanPlace::Snapshot(name.clone()));
+        assert!(pending.len() == 1 && pending[0].next == 0 && pending[0].end > 0, "{pending:?}");
+
+        let run = async || rescan.run(&CancellationToken::new(), &AtomicU64::new(0)).await;
+        let manifest = shelf.read_manifest(&name).await.unwrap();
+        let last = manifest.chunks.last().unwrap();
+        let last = Path::from(format!("{name}/chunks/{:03}-{:06}", last.part, last.number));
+        let whole = objects.get(&last).await.unwrap().bytes().await.unwrap();
+        objects.put(&last, whole.slice(1..).into()).await.unwrap();
+        assert!(run().await.unwrap_err().to_string().contains("damaged"));
+        assert_eq!(rescan.pending().await.unwrap()[0].next, pending[0].end - 1, "the chunks before are done");
+        objects.put(&last, whole.into()).await.unwrap();
+        run().await.unwrap();
+        assert!(rescan.pending().await.unwrap().is_empty());
+        beside.until("alice", "the mined output", |balance| balance.available.satoshis == 300_000).await;
+        beside.until("alice", "the unmined output", |balance| balance.foreign_unconfirmed.satoshis == 0).await;
+        let sum = |balance: &Balance| balance.own_unconfirmed.satoshis == 100_000;
+        beside.until("alice", "the change of a spend of its own", sum).await;
+
+        // The rescan is repeated, and finds nothing new.
+        rescan.begin_snapshot(watched.version - 1).await.unwrap();
+        run().await.unwrap();
+        beside
+            .until("alice", "the same balance", |balance| balance.available.satoshis == 300_000 && sum(balance))
+            .await;
         beside.stop().await;
     })
     .await;

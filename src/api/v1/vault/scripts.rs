@@ -64,8 +64,10 @@ pub async fn post_vault_scripts(
     require_media_type(&headers, JSON)?;
     let WatchRequest { scripts, rescan } = parse_json(&body)?;
     let scripts = read_scripts(&context, &scripts.0)?;
-    if rescan == Some(RescanSource::Store) {
-        context.rescan.check_store()?;
+    match rescan {
+        Some(RescanSource::Store) => context.rescan.check_store()?,
+        Some(RescanSource::Snapshot) => context.ask(context.rescan.check_snapshot()).await?,
+        Some(RescanSource::Log) | None => {}
     }
     let watched = context.ask(context.vault.watch(&permitted.owner, &scripts)).await?;
     if let Some(source) = rescan {
@@ -181,6 +183,7 @@ async fn begin_rescan(context: &VaultContext, source: RescanSource, after_versio
         match source {
             RescanSource::Log => context.rescan.begin(after_version).await,
             RescanSource::Store => Ok(context.rescan.begin_store(after_version).await?),
+            RescanSource::Snapshot => Ok(context.rescan.begin_snapshot(after_version).await?),
         }
     };
     match context.limits.bound("the log", Box::pin(begin)).await? {
