@@ -25,6 +25,7 @@ pub mod events;
 mod failure;
 pub mod generate;
 mod inspect;
+mod migrate;
 mod offline;
 mod output;
 mod prune;
@@ -121,6 +122,8 @@ commands! {
     Recover(recover::RecoverArgs),
     /// Prune transactions spent by mined transactions, and conflicting ones, while no instance runs
     Prune(prune::PruneArgs),
+    /// Copy a store at rest into an empty store of another engine or layout
+    Migrate(migrate::MigrateArgs),
     /// Create, restore, verify, list or delete snapshots of a store
     Snapshot(snapshot::SnapshotCommand),
     /// Import a UTXO-set file into an empty store, export one, or verify one

@@ -159,6 +159,21 @@ impl<'a> BulkLoad<'a> {
     }
 }
 
+impl BulkLoad<'_> {
+    /// Ends the load of a copy, which has the offsets of its source: the store is an ordinary one from now on.
+    ///
+    /// # Errors
+    /// The store does not answer, or another process has begun another load.
+    pub(super) async fn end_copy(&mut self) -> Result<(), MetaError> {
+        loop {
+            self.record.end_copy().await?;
+            if self.nodes.wait_until_durable().await? {
+                return Ok(());
+            }
+        }
+    }
+}
+
 /// Bytes of records that are written at once, and the bytes that a record counts besides its body.
 const BATCH_BYTES: u64 = 4 << 20;
 const RECORD_BYTES: u64 = 512;

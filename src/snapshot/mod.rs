@@ -20,6 +20,7 @@ mod error;
 mod golden_tests;
 mod load;
 mod manifest;
+mod migrate;
 mod pace;
 mod restore;
 mod scan;
@@ -32,6 +33,9 @@ pub use error::SnapshotError;
 #[cfg(feature = "testkit")]
 pub use manifest::Offsets;
 pub use manifest::{ChunkEntry, FORMAT, Manifest, SnapshotPlan};
+#[cfg(feature = "testkit")]
+pub use migrate::MigrateError;
+pub use migrate::{MigrateReport, migrate};
 pub use restore::{RestoreReport, first_offsets, restore};
 pub use shelf::{FoundSnapshot, Shelf};
 pub use totals::Totals;

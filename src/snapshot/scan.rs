@@ -157,7 +157,7 @@ impl PartScan {
     ) -> Result<(ChunkWriter, Option<Cursor>), SnapshotError> {
         let mut chunk = ChunkWriter::new(self.plan.place(self.part, number));
         loop {
-            let page = self.fetch(cursor, *page_records).await?;
+            let page = fetch_part(&self.store, (self.part, self.plan.parts), cursor, *page_records).await?;
             self.pace.wait_after(page.records.len()).await;
             let mut largest = 1;
             for (key, record) in page.records {
@@ -175,17 +175,22 @@ impl PartScan {
             }
         }
     }
+}
 
-    async fn fetch(&self, cursor: Option<Cursor>, batch: usize) -> Result<ScanPage, EngineError> {
-        let engine = &self.store.engine;
-        let part = ScanPart { number: self.part, count: self.plan.parts };
-        let send = || async {
-            match self.part {
-                BLOCKS => engine.scan(Set::Blocks, cursor.clone(), batch).await,
-                COMMANDS => engine.scan(Set::Commands, cursor.clone(), batch).await,
-                _ => engine.scan_part(part, cursor.clone(), batch).await,
-            }
-        };
-        self.store.new_backoff(None).retry(EngineError::may_be_retried, send).await
-    }
+/// Reads the next records of a part: of the blocks, of the commands, or of one of `count` parts of the transactions.
+pub(super) async fn fetch_part(
+    store: &StateStore,
+    (number, count): (u16, u16),
+    cursor: Option<Cursor>,
+    batch: usize,
+) -> Result<ScanPage, EngineError> {
+    let engine = &store.engine;
+    let send = || async {
+        match number {
+            BLOCKS => engine.scan(Set::Blocks, cursor.clone(), batch).await,
+            COMMANDS => engine.scan(Set::Commands, cursor.clone(), batch).await,
+            _ => engine.scan_part(ScanPart { number, count }, cursor.clone(), batch).await,
+        }
+    };
+    store.new_backoff(None).retry(EngineError::may_be_retried, send).await
 }

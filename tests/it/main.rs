@@ -57,6 +57,7 @@ mod kafka_server;
 mod large_decisions;
 mod lifted_bars;
 mod made_blocks;
+mod migrations;
 mod model;
 mod module_order;
 mod node_restarts;

@@ -75,13 +75,13 @@ pub enum MetaError {
     #[error("cannot continue the rebuild: another rebuild has begun in this set since, and continues alone")]
     RebuildTakenOver,
     #[error(
-        "the store is being loaded from a snapshot or from a UTXO-set file, and not all of its records are loaded: \
-         repeat the same `snapshot restore` or `utxo-set import`, which continues"
+        "the store is being loaded from a snapshot, a UTXO-set file or another store, and not all of its records are \
+         loaded: repeat the same `snapshot restore`, `utxo-set import` or `migrate`, which continues"
     )]
     UnfinishedRestore,
     #[error(
-        "cannot load records into this store: it is not empty, and not the unfinished load of this snapshot or \
-         UTXO-set file; use an empty store"
+        "cannot load records into this store: it is not empty, and not the unfinished load of this snapshot, UTXO-set \
+         file or store as it is now; use an empty store"
     )]
     RestoreNotEmpty,
     #[error("cannot continue the load of records: another process has continued or ended it")]

@@ -99,6 +99,23 @@ impl<'a> RestoreRecord<'a> {
             .await
     }
 
+    /// Records that every record of a copy is loaded, compared and durable: the store is an ordinary one from now on. A
+    /// store that is an ordinary one already stays.
+    ///
+    /// # Errors
+    /// [`MetaError::RestoreNotEmpty`] where another load has begun since, or an error of [`StoreMeta::change`].
+    pub async fn end_copy(&self) -> Result<MetaRecord, MetaError> {
+        self.meta
+            .change(|mut meta| {
+                if meta.restored.is_some() {
+                    self.loading(&mut meta)?;
+                    meta.restored = None;
+                }
+                Ok(meta)
+            })
+            .await
+    }
+
     /// Returns whether the store was filled by this load, and no instance has made it an ordinary store yet.
     ///
     /// # Errors

@@ -1,0 +1,151 @@
+//! `utxo-store migrate`: copies a store at rest into an empty store of another engine or layout.
+
+use std::{
+    io::Write,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use indicatif::HumanCount;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    CliResult, ConfigArgs, Failure, UsageError, block_on,
+    opening::{self, Monitoring},
+    output, signals,
+    spinner::Spinner,
+    wiring,
+};
+use crate::{
+    blob::Intent,
+    config::{Config, writable_blobs},
+    engine::{self, StoreUrl},
+    instance::offset_reset::OffsetReset,
+    snapshot::{MigrateReport, migrate},
+    store::StateStore,
+};
+
+const AFTER_HELP: &str = "\
+Copies every record, the meta record and the identity of a store into an empty store of any engine or layout, and
+compares the digests of both. The number of slots a page stays; `replay --rebuild` builds a store with another number.
+Large bodies stay in the blob store of the configuration. No instance of the group may run. After a kill the same
+command continues. Then set store.url to the copy, and start `run`. The source is left as it is: delete it once an
+instance has run on the copy, and never use both.
+
+Example: utxo-store migrate --from aerospike://old/utxo --to 'aerospike://new/utxo?layout=compact'";
+
+/// Command-line arguments of `utxo-store migrate`.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct MigrateArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// URL of the store to copy; store.url by default
+    #[arg(long, value_name = "URL")]
+    from: Option<StoreUrl>,
+    /// URL of the empty store
+    #[arg(long, value_name = "URL")]
+    to: StoreUrl,
+    /// Do not ask Kafka for running instances of the group: every instance is stopped
+    #[arg(long)]
+    no_group: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Result of a migration; the JSON object of `--json`.
+#[derive(Serialize)]
+struct TimedMigration {
+    #[serde(flatten)]
+    report: MigrateReport,
+    seconds: f64,
+}
+
+impl MigrateArgs {
+    pub(super) fn run(self) -> CliResult {
+        block_on(self.copy())
+    }
+
+    async fn copy(self) -> CliResult {
+        let config = if self.no_group { self.config.load_store()? } else { self.config.load()? };
+        let from = self.from.as_ref().unwrap_or(&config.store.url);
+        if *from == self.to {
+            return Err(UsageError("--from and --to name the same store".to_owned()).into());
+        }
+        match config.store.blob_url() {
+            Ok(Some(url)) => {
+                writable_blobs(&url, &self.to).map_err(|problem| UsageError(format!("blobs {problem}")))?
+            }
+            Ok(None) if self.to.bounds_records() => {
+                let problem =
+                    "store.blobs.url must be set: --to limits its records, and large bodies go to a blob store";
+                return Err(UsageError(problem.to_owned()).into());
+            }
+            Ok(None) => {}
+            Err(problem) => return Err(UsageError(problem).into()),
+        }
+        let (shutdown, began) = (CancellationToken::new(), Instant::now());
+        signals::cancel_on_signals(shutdown.clone())?;
+        if !self.no_group {
+            check_group(&config).await?;
+        }
+        let progress = Spinner::start("{spinner} {msg}", "opening the stores");
+        let report = Box::pin(self.copy_stores(&config, from, &shutdown, &progress)).await?;
+        drop(progress);
+        let mut out = output::stdout();
+        if self.json {
+            let seconds = began.elapsed().as_secs_f64();
+            return Ok(output::write_json(&TimedMigration { report, seconds }, &mut out)?);
+        }
+        let transactions = HumanCount(report.transactions);
+        writeln!(out, "{transactions} transactions, digest {} in both stores", report.digest)?;
+        writeln!(out, "Store migrated in {:.1} s.", began.elapsed().as_secs_f64())?;
+        Ok(writeln!(out, "Set store.url to {} and start `run`. Never use the source again.", self.to)?)
+    }
+
+    async fn copy_stores(
+        &self,
+        config: &Config,
+        from: &StoreUrl,
+        shutdown: &CancellationToken,
+        progress: &Spinner,
+    ) -> Result<MigrateReport, Failure> {
+        let monitoring = Monitoring::new(config);
+        let blobs = opening::open_blobs(config, Intent::Write, &monitoring.metrics).await?;
+        let source = engine::open_existing_url(from.clone(), &wiring::engine_options(config)).await?;
+        let source = StateStore::new(source, wiring::store_settings(config)).with_blobs(blobs.clone());
+        let copied = opening::with_store(
+            config,
+            &self.to,
+            &monitoring.metrics,
+            async |store: &StateStore| -> Result<MigrateReport, Failure> {
+                let store = store.clone().with_blobs(blobs);
+                let lag = config.ingest.durability_lag_ms.map(Duration::from_millis);
+                let on_progress = |done: crate::snapshot::CopyProgress| {
+                    let records = HumanCount(done.records);
+                    progress.set_message(match done.all_chunks {
+                        0 => format!("{records} records"),
+                        all => format!("{records} records, part {} of {all}", done.chunks),
+                    });
+                };
+                Ok(Box::pin(migrate(&source, &store, lag, shutdown, &on_progress)).await?)
+            },
+        );
+        let copied = Box::pin(copied).await;
+        source.engine.close().await?;
+        copied
+    }
+}
+
+/// Checks that no instance of the group runs.
+async fn check_group(config: &Config) -> CliResult {
+    let broker = opening::open_broker(config).await?;
+    let (topic, group) = (config.kafka.topics.validated_txs.as_str(), config.kafka.group.as_str());
+    let running = OffsetReset { topic, group }.describe_members(broker.as_ref()).await?;
+    match running.into_iter().next() {
+        Some(reason) => Err(Failure::new(format!("cannot migrate: {reason}"))),
+        None => Ok(()),
+    }
+}
