@@ -22,16 +22,16 @@ use crate::{
     config::{Config, writable_blobs},
     engine::{self, StoreUrl},
     instance::offset_reset::OffsetReset,
-    snapshot::{MigrateReport, migrate},
+    snapshot::{MigrateError, MigrateReport, MigratedStores, migrate, undo_migration},
     store::StateStore,
 };
 
 const AFTER_HELP: &str = "\
 Copies every record, the meta record and the identity of a store into an empty store of any engine or layout, and
-compares the digests of both. The number of slots a page stays; `replay --rebuild` builds a store with another number.
-Large bodies stay in the blob store of the configuration. No instance of the group may run. After a kill the same
-command continues. Then set store.url to the copy, and start `run`. The source is left as it is: delete it once an
-instance has run on the copy, and never use both.
+compares each record of both. The number of slots a page stays; `replay --rebuild` builds a store with another number.
+Large bodies stay in the blob store of the configuration (store.blobs.url), which belongs to the copy from then on. No
+instance of the group may run. After a kill the same command continues. At the end no instance starts on the source any
+more: set store.url to the copy, and start `run`. `--undo` goes back while the copy has consumed nothing.
 
 Example: utxo-store migrate --from aerospike://old/utxo --to 'aerospike://new/utxo?layout=compact'";
 
@@ -47,6 +47,9 @@ pub struct MigrateArgs {
     /// URL of the empty store
     #[arg(long, value_name = "URL")]
     to: StoreUrl,
+    /// Go back to the store of --from, and retire the copy of --to, which has consumed nothing
+    #[arg(long)]
+    undo: bool,
     /// Do not ask Kafka for running instances of the group: every instance is stopped
     #[arg(long)]
     no_group: bool,
@@ -74,6 +77,16 @@ impl MigrateArgs {
         if *from == self.to {
             return Err(UsageError("--from and --to name the same store".to_owned()).into());
         }
+        if self.to.is_volatile() {
+            return Err(
+                UsageError(format!("--to {} is gone with the process: name a store that stays", self.to)).into()
+            );
+        }
+        if from.external_store().is_some() && self.from.is_some() || self.to.external_store().is_some() {
+            let problem =
+                "leave externalStore out of --from and --to: both stores have the blob store of store.blobs.url";
+            return Err(UsageError(problem.to_owned()).into());
+        }
         match config.store.blob_url() {
             Ok(Some(url)) => {
                 writable_blobs(&url, &self.to).map_err(|problem| UsageError(format!("blobs {problem}")))?
@@ -88,9 +101,6 @@ impl MigrateArgs {
         }
         let (shutdown, began) = (CancellationToken::new(), Instant::now());
         signals::cancel_on_signals(shutdown.clone())?;
-        if !self.no_group {
-            check_group(&config).await?;
-        }
         let progress = Spinner::start("{spinner} {msg}", "opening the stores");
         let report = Box::pin(self.copy_stores(&config, from, &shutdown, &progress)).await?;
         drop(progress);
@@ -99,10 +109,19 @@ impl MigrateArgs {
             let seconds = began.elapsed().as_secs_f64();
             return Ok(output::write_json(&TimedMigration { report, seconds }, &mut out)?);
         }
-        let transactions = HumanCount(report.transactions);
-        writeln!(out, "{transactions} transactions, digest {} in both stores", report.digest)?;
-        writeln!(out, "Store migrated in {:.1} s.", began.elapsed().as_secs_f64())?;
-        Ok(writeln!(out, "Set store.url to {} and start `run`. Never use the source again.", self.to)?)
+        if self.undo {
+            return Ok(writeln!(out, "Set store.url to {from} and start `run`: no instance starts on the copy.")?);
+        }
+        match report.had_ended {
+            true => writeln!(out, "The migration had ended before.")?,
+            false => writeln!(
+                out,
+                "{} records are equal in both stores. Store migrated in {:.1} s.",
+                HumanCount(report.compared),
+                began.elapsed().as_secs_f64()
+            )?,
+        }
+        Ok(writeln!(out, "Set store.url to {} and start `run`: no instance starts on the source.", self.to)?)
     }
 
     async fn copy_stores(
@@ -122,6 +141,7 @@ impl MigrateArgs {
             &monitoring.metrics,
             async |store: &StateStore| -> Result<MigrateReport, Failure> {
                 let store = store.clone().with_blobs(blobs);
+                let check_group = async || if self.no_group { Ok(()) } else { check_group(config).await };
                 let lag = config.ingest.durability_lag_ms.map(Duration::from_millis);
                 let on_progress = |done: crate::snapshot::CopyProgress| {
                     let records = HumanCount(done.records);
@@ -130,7 +150,13 @@ impl MigrateArgs {
                         all => format!("{records} records, part {} of {all}", done.chunks),
                     });
                 };
-                Ok(Box::pin(migrate(&source, &store, lag, shutdown, &on_progress)).await?)
+                let stores = MigratedStores { from: &source, to: &store, lag };
+                if self.undo {
+                    check_group().await?;
+                    undo_migration(stores).await?;
+                    return Ok(MigrateReport { resumed: false, had_ended: true, compared: 0 });
+                }
+                Ok(Box::pin(migrate(stores, check_group, shutdown, &on_progress)).await?)
             },
         );
         let copied = Box::pin(copied).await;
@@ -140,12 +166,13 @@ impl MigrateArgs {
 }
 
 /// Checks that no instance of the group runs.
-async fn check_group(config: &Config) -> CliResult {
-    let broker = opening::open_broker(config).await?;
+async fn check_group(config: &Config) -> Result<(), MigrateError> {
+    let failed = |error: &dyn std::fmt::Display| MigrateError::Running(format!("the group cannot be read: {error}"));
+    let broker = opening::open_broker(config).await.map_err(|error| failed(&error))?;
     let (topic, group) = (config.kafka.topics.validated_txs.as_str(), config.kafka.group.as_str());
-    let running = OffsetReset { topic, group }.describe_members(broker.as_ref()).await?;
-    match running.into_iter().next() {
-        Some(reason) => Err(Failure::new(format!("cannot migrate: {reason}"))),
+    let running = OffsetReset { topic, group }.describe_members(broker.as_ref()).await;
+    match running.map_err(|error| failed(&error))?.into_iter().next() {
+        Some(reason) => Err(MigrateError::Running(reason)),
         None => Ok(()),
     }
 }

@@ -54,6 +54,17 @@ pub struct MetaRecord {
     /// Snapshot or UTXO-set file from which the store was loaded, until the store has caught up with the log; `None`:
     /// the store has caught up, or was never loaded.
     pub restored: Option<Box<Restored>>,
+    /// MigrationPart of this store; `None`: the store was neither copied, nor is it a copy.
+    pub migration: Option<MigrationPart>,
+}
+
+/// Part of a store in a migration, with the id of the migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MigrationPart {
+    /// The store is the copy of another store.
+    Copy([u8; 16]),
+    /// The store was copied, and the copy is the store of the group: no instance starts on this store.
+    Source([u8; 16]),
 }
 
 /// Hold on pruning, for a snapshot in progress. A pruner that finds an expired hold removes the hold before it prunes,

@@ -24,7 +24,9 @@ pub use block::BlockRecord;
 pub use body::{Blob, Body, PartialOutputs, StoredOutput};
 pub use command::{CommandRecord, CommandResult};
 pub use lock_record::LockRecord;
-pub use meta::{BoundTopic, ChainTip, ConsumedOffsets, LogEnds, MetaRecord, Rebuilding, Restored, SnapshotHold};
+pub use meta::{
+    BoundTopic, ChainTip, ConsumedOffsets, LogEnds, MetaRecord, MigrationPart, Rebuilding, Restored, SnapshotHold,
+};
 pub use operation::*;
 pub use ops::{Effect, apply, respend_refusal, spend_all};
 pub use outcome::{Outcome, Rejection, Reply};

@@ -5,7 +5,11 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
-use super::{SnapshotError, Totals, load::to_store, verify::CHUNKS_AT_ONCE};
+use super::{
+    SnapshotError, Totals,
+    load::{has_equal_content, to_store},
+    verify::CHUNKS_AT_ONCE,
+};
 use crate::{
     engine::{EngineError, Row},
     instance::{InstanceError, start::claim_blobs},
@@ -102,7 +106,7 @@ impl<'a> BulkLoad<'a> {
             if self.nodes.wait_until_durable().await? {
                 break loaded;
             }
-            tracing::warn!("snapshot: a node restarted during the load; loading every chunk again");
+            tracing::warn!("store: a node restarted while records were loaded; loading every record again");
         };
         if store.engine.may_lose_parts() {
             let meta = store.meta().await?.ok_or(MetaError::NoMetaRecord)?;
@@ -160,11 +164,13 @@ impl<'a> BulkLoad<'a> {
 }
 
 impl BulkLoad<'_> {
-    /// Ends the load of a copy, which has the offsets of its source: the store is an ordinary one from now on.
+    /// Ends the load of a copy, which has the offsets of its source: the store is an ordinary one from now on. A repeat
+    /// makes sure that the end is durable.
     ///
     /// # Errors
     /// The store does not answer, or another process has begun another load.
     pub(super) async fn end_copy(&mut self) -> Result<(), MetaError> {
+        self.nodes.baseline().await?;
         loop {
             self.record.end_copy().await?;
             if self.nodes.wait_until_durable().await? {
@@ -207,12 +213,22 @@ impl<'a> RecordBatch<'a> {
     ///
     /// # Errors
     /// An error of the store that no retry heals.
-    pub(crate) async fn write(&mut self) -> Result<Option<Key>, EngineError> {
+    pub(crate) async fn write(&mut self) -> Result<Option<Key>, SnapshotError> {
         let rows = std::mem::take(&mut self.rows);
         self.bytes = 0;
-        let keys: Vec<Key> = rows.iter().map(|row| row.key).collect();
-        let outcomes = self.store.apply(rows).await?;
-        let refused = keys.iter().zip(outcomes).find(|(_, outcome)| matches!(outcome, Outcome::Rejected(_)));
-        Ok(refused.map(|(key, _)| *key))
+        let outcomes = self.store.apply(rows.clone()).await?;
+        for (Row { key, operation }, outcome) in rows.into_iter().zip(outcomes) {
+            let (Outcome::Rejected(_), Operation::Restore(record)) = (outcome, operation) else { continue };
+            // A record that was too big for the store has its body elsewhere since the first attempt.
+            let stored = self.store.read(vec![key]).await?.pop().flatten();
+            let is_equal = match stored {
+                Some(stored) => has_equal_content((self.store, *record), (self.store, stored), key).await?,
+                None => false,
+            };
+            if !is_equal {
+                return Ok(Some(key));
+            }
+        }
+        Ok(None)
     }
 }

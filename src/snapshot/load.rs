@@ -40,6 +40,22 @@ pub(super) async fn to_snapshot(store: &StateStore, key: Key, record: Record) ->
     }
 }
 
+/// Returns whether two records of one key have equal content, each with the store that has its body. A body can be
+/// inline in one record and in the blob store in the other.
+///
+/// # Errors
+/// A body is missing or damaged, or a store does not answer.
+pub(super) async fn has_equal_content(
+    (store, record): (&StateStore, Record),
+    (other_store, other): (&StateStore, Record),
+    key: Key,
+) -> Result<bool, SnapshotError> {
+    if record == other {
+        return Ok(true);
+    }
+    Ok(to_snapshot(store, key, record).await? == to_snapshot(other_store, key, other).await?)
+}
+
 /// Returns a record of a snapshot as the store holds it: a body that belongs into the blob store is written there
 /// first.
 ///

@@ -33,9 +33,8 @@ pub use error::SnapshotError;
 #[cfg(feature = "testkit")]
 pub use manifest::Offsets;
 pub use manifest::{ChunkEntry, FORMAT, Manifest, SnapshotPlan};
-#[cfg(feature = "testkit")]
 pub use migrate::MigrateError;
-pub use migrate::{MigrateReport, migrate};
+pub use migrate::{MigrateReport, MigratedStores, migrate, undo_migration};
 pub use restore::{RestoreReport, first_offsets, restore};
 pub use shelf::{FoundSnapshot, Shelf};
 pub use totals::Totals;

@@ -9,7 +9,7 @@ mod topic_id;
 
 use crate::{
     engine::{EngineError, Row, Set},
-    record::{ConsumedOffsets, Key, MetaRecord, Operation, Outcome, Record, ReplaceMeta},
+    record::{ConsumedOffsets, Key, MetaRecord, MigrationPart, Operation, Outcome, Record, ReplaceMeta},
 };
 
 use super::{StateStore, prune::PruneTerms, sentinels::Sentinels};
@@ -90,7 +90,21 @@ impl<'a> StoreMeta<'a> {
         }
     }
 
+    /// Reads the meta record of a store that is to be copied, and runs the checks of [`open`](Self::open), also on the
+    /// source of a migration.
+    ///
+    /// # Errors
+    /// As `open`, or [`MetaError::NoMetaRecord`].
+    pub async fn inspect_source(&self) -> Result<MetaRecord, MetaError> {
+        let meta = self.read().await?;
+        self.check_usable(&MetaRecord { migration: None, ..meta.clone() }).await?;
+        Ok(meta)
+    }
+
     async fn check_usable(&self, meta: &MetaRecord) -> Result<(), MetaError> {
+        if let Some(MigrationPart::Source(_)) = meta.migration {
+            return Err(MetaError::Migrated);
+        }
         check_settings(meta, &self.store.settings)?;
         check_not_rebuilding(meta)?;
         check_blobs(meta, self.store)?;

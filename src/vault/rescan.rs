@@ -30,7 +30,7 @@ use crate::{
     config::Topics,
     embed::Store,
     engine::sql::plain::{Kind, Row, Statement},
-    record::{Page, Record, TxState},
+    record::{Page, Record},
     snapshot::{Manifest, Shelf, SnapshotError},
     store::unspent::{ChainBlocks, UnspentError, UnspentTx, read_unspent},
     tx::Outpoint,
@@ -162,14 +162,22 @@ impl Rescan {
     /// further back than the log, and does not burden the store. What happened since the snapshot is in the log.
     ///
     /// # Errors
-    /// No snapshot is there, its place does not answer, or the snapshot is of another network; or the database does not
-    /// answer.
-    pub async fn begin_snapshot(&self, after_version: i64) -> Result<(), VaultError> {
+    /// No snapshot is there, its place does not answer, or the snapshot is of another network; or the log or the
+    /// database does not answer.
+    pub async fn begin_snapshot(&self, after_version: i64) -> Result<(), FollowError> {
         let shelf = self.shelf()?;
         let name = shelf.newest().await.map_err(snapshot_error)?;
         let manifest = self.read_manifest(shelf, &name).await?;
+        for (partition, offset) in manifest.plan.offsets.to_consumed().validated {
+            let partition =
+                TopicPartition { topic: self.topics.validated_txs.as_str().into(), partition: partition as i32 };
+            let (low, _) = until_answered(|| self.broker.watermarks(&partition)).await?;
+            if low > offset {
+                tracing::warn!(%partition, offset, low, "vault: events between the snapshot and the log are not found");
+            }
+        }
         let partition = TopicPartition { topic: format!("{SNAPSHOT}{name}").into(), partition: 0 };
-        self.note(&[(partition, 0, manifest.chunks.len() as u64)], after_version).await
+        Ok(self.note(&[(partition, 0, manifest.chunks.len() as u64)], after_version).await?)
     }
 
     /// Checks that this process can read snapshots, and that one is there.
@@ -289,7 +297,14 @@ impl Rescan {
     async fn read_part(&self, part: &RescanPart, report: &mut RescanReport) -> Result<(), FollowError> {
         match part.place() {
             RescanPlace::Log(_) => self.read_partition(part, report).await,
-            RescanPlace::Snapshot(name) => Ok(self.read_snapshot(part, &name, report).await?),
+            RescanPlace::Snapshot(name) => match self.shelf()?.read_manifest(&name).await {
+                Ok(manifest) => Ok(self.read_snapshot(part, &name, &manifest, report).await?),
+                Err(SnapshotError::Unknown(_)) => {
+                    tracing::warn!(snapshot = name, "vault: a rescan ends, because its snapshot was deleted");
+                    Ok(self.note_progress(part, part.end).await?)
+                }
+                Err(error) => Err(snapshot_error(error).into()),
+            },
             RescanPlace::Store => {
                 let store = self.store.as_ref().ok_or_else(|| VaultError::invalid("this process has no store open"))?;
                 let found = self.read_store(store, part.versions.0).await?;
@@ -301,9 +316,14 @@ impl Rescan {
 
     /// Reads the chunks of a snapshot. The outputs are those that the events of its transactions have: the store is
     /// asked about each.
-    async fn read_snapshot(&self, part: &RescanPart, name: &str, report: &mut RescanReport) -> Result<(), VaultError> {
+    async fn read_snapshot(
+        &self,
+        part: &RescanPart,
+        name: &str,
+        manifest: &Manifest,
+        report: &mut RescanReport,
+    ) -> Result<(), VaultError> {
         let shelf = self.shelf()?;
-        let manifest = self.read_manifest(shelf, name).await?;
         let page_size = manifest.plan.meta_record().map_err(|problem| VaultError::Source(SourceError(problem)))?;
         let page_size = page_size.utxo_batch_size;
         let mut scripts = self.vault.scripts_between(part.versions).await?;
@@ -311,9 +331,7 @@ impl Rescan {
             let chunk = shelf.read_chunk(&manifest.plan, entry).await.map_err(snapshot_error)?;
             let pages: Vec<Arc<Page>> = chunk
                 .filter_map(|record| match record {
-                    Ok((_, Record::Page(page))) if matches!(page.state(), TxState::Live | TxState::Creating) => {
-                        Some(Ok(page))
-                    }
+                    Ok((_, Record::Page(page))) => Some(Ok(page)),
                     Ok(_) => None,
                     Err(error) => Some(Err(VaultError::Source(SourceError(format!("snapshot {name}: {error}"))))),
                 })

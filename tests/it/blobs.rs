@@ -18,7 +18,7 @@ use crate::harness::{LOSS_WINDOW, World, spend};
 
 const RULES: Rules = Rules::main(288);
 
-async fn blobs(root: &Path) -> BlobStore {
+pub async fn blobs(root: &Path) -> BlobStore {
     let url = BlobUrl::Directory(root.to_owned());
     open(&url, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap()
 }

@@ -157,4 +157,6 @@ pub mod meta {
     pub const SNAPSHOT_HOLD: &str = "snapshotHold";
     /// The restore of a snapshot, as `record::codec` encodes it.
     pub const RESTORED: &str = "restored";
+    /// Added: the migration in which the store is the source or the copy.
+    pub const MIGRATION: &str = "migration";
 }

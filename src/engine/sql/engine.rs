@@ -19,9 +19,9 @@ use super::{
 };
 use crate::{
     engine::{
-        Cursor, EngineError, ErrorKind, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, Set,
+        Cursor, EngineError, ErrorKind, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, ScanPart, Set,
         key::{self, KeyBytes},
-        local::{bad_cursor_error, closed_error},
+        local::{KeyRange, bad_cursor_error, closed_error},
     },
     record::{Key, Record},
 };
@@ -188,6 +188,35 @@ impl RecordEngine for SqlEngine {
             }
         };
         store.within_timeout(scan, ErrorKind::Retryable).await.map_err(|error| error.into_engine_error("scan"))
+    }
+
+    async fn scan_part(&self, part: ScanPart, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        let (range, is_last) = (KeyRange::of(part), part.number + 1 >= part.count);
+        let after = match (cursor.or_else(|| range.start()), is_last) {
+            (None, _) => None,
+            (Some(cursor), is_last) => match (key::decode(&cursor.0), is_last) {
+                (Some(Key::Page(txid, page)), _) => Some(vec![bytes(&txid.0), int(page)]),
+                // A part begins behind the last key of the txids before.
+                (Some(Key::LockRecord(txid)), false) => Some(vec![bytes(&txid.0), int(u32::MAX)]),
+                (Some(Key::LockRecord(txid)), true) if Some(&cursor) == range.start().as_ref() => {
+                    Some(vec![bytes(&txid.0), int(u32::MAX)])
+                }
+                // The lock records, which a scan reads after all pages, are in the last part.
+                (Some(Key::LockRecord(_)), true) => return self.scan(Set::Transactions, Some(cursor), limit).await,
+                _ => return Err(bad_cursor_error()),
+            },
+        };
+        let (store, _) = self.handles("scan")?;
+        let limit = limit.clamp(1, SCAN_PAGE);
+        let scan = async {
+            match is_last {
+                true => scan_pages(&store, after, limit).await,
+                false => scan_table(&store, TRANSACTIONS, after, limit).await,
+            }
+        };
+        let page = store.within_timeout(scan, ErrorKind::Retryable).await;
+        let page = page.map_err(|error| error.into_engine_error("scan"))?;
+        Ok(if is_last { page } else { range.clip(page) })
     }
 
     async fn close(&self) -> Result<(), EngineError> {

@@ -9,8 +9,9 @@ use proptest::{
 use super::*;
 use crate::{
     record::{
-        Blob, Body, CommandRecord, CommandResult, ConsumedOffsets, CreatingEvent, Master, MinedIn, Page, Phase, Reason,
-        Reassignment, Rebuilding, Slot, SpendingData, Stamp, StoredOutput, Verdict,
+        Blob, Body, BoundTopic, ChainTip, CommandRecord, CommandResult, ConsumedOffsets, CreatingEvent, LogEnds,
+        Master, MetaRecord, MigrationPart, MinedIn, Page, Phase, Reason, Reassignment, Rebuilding, Restored, Slot,
+        SnapshotHold, SpendingData, Stamp, StoredOutput, Verdict,
     },
     tx::{Txid, UtxoHash},
 };
@@ -177,6 +178,11 @@ fn restored() -> impl Strategy<Value = Restored> {
     })
 }
 
+fn migration() -> impl Strategy<Value = MigrationPart> {
+    any::<([u8; 16], bool)>()
+        .prop_map(|(id, copy)| if copy { MigrationPart::Copy(id) } else { MigrationPart::Source(id) })
+}
+
 fn chain_tip() -> impl Strategy<Value = ChainTip> {
     any::<(u64, u32, [u8; 32], u32)>().prop_map(|(chain_offset, height, hash, median_time)| ChainTip {
         chain_offset,
@@ -211,7 +217,14 @@ pub(crate) fn stored() -> impl Strategy<Value = (Key, Record)> {
         any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>, bool, bool)>(),
         option::of(rebuilding()),
         (consumed(), consumed()),
-        (topics(), option::of(chain_tip()), 0..3_u64, option::of(hold()), option::of(restored())),
+        (
+            topics(),
+            option::of(chain_tip()),
+            0..3_u64,
+            option::of(hold()),
+            option::of(restored()),
+            option::of(migration()),
+        ),
     )
         .prop_map(
             |(
@@ -220,7 +233,7 @@ pub(crate) fn stored() -> impl Strategy<Value = (Key, Record)> {
                 (network, chain_id, rebuilder, partitions, has_blobs, has_sentinels),
                 rebuilding,
                 (consumed, durable),
-                (topics, tip, health_checks, snapshot_hold, restored),
+                (topics, tip, health_checks, snapshot_hold, restored, migration),
             )| {
                 let [layout_version, utxo_batch_size, retention, prune_horizon, reorg_floor, height] = numbers;
                 let meta = MetaRecord {
@@ -245,6 +258,7 @@ pub(crate) fn stored() -> impl Strategy<Value = (Key, Record)> {
                     health_checks,
                     snapshot_hold,
                     restored: restored.map(Box::new),
+                    migration,
                 };
                 (Key::Meta, Record::Meta(Box::new(meta)))
             },

@@ -119,6 +119,11 @@ pub enum MetaError {
          set the group's offset to that or more, or run `replay --rebuild` into an empty set"
     )]
     BelowFloor { what: String, from: u64, floor: u64 },
+    #[error(
+        "the store was copied by `migrate`, and the group uses the copy: set `store.url` to the copy; `migrate --undo` \
+         goes back to this store while the copy has consumed nothing"
+    )]
+    Migrated,
     #[error("the store has no meta record: start `run` on it first, or, where it had one, run `replay --rebuild`")]
     NoMetaRecord,
     #[error("the record under the meta key is no meta record: the store is damaged; run `replay --rebuild`")]

@@ -2,7 +2,7 @@
 
 use crate::{
     engine::Incarnation,
-    record::{ConsumedOffsets, Key, MetaRecord, Operation, Outcome, Restored},
+    record::{ConsumedOffsets, Key, MetaRecord, MigrationPart, Operation, Outcome, Restored},
     store::StateStore,
 };
 
@@ -100,18 +100,18 @@ impl<'a> RestoreRecord<'a> {
     }
 
     /// Records that every record of a copy is loaded, compared and durable: the store is an ordinary one from now on. A
-    /// store that is an ordinary one already stays.
+    /// copy that is an ordinary store already stays.
     ///
     /// # Errors
     /// [`MetaError::RestoreNotEmpty`] where another load has begun since, or an error of [`StoreMeta::change`].
     pub async fn end_copy(&self) -> Result<MetaRecord, MetaError> {
         self.meta
             .change(|mut meta| {
-                if meta.restored.is_some() {
-                    self.loading(&mut meta)?;
-                    meta.restored = None;
+                if meta.restored.is_none() && meta.migration == Some(MigrationPart::Copy(self.snapshot)) {
+                    return Ok(meta);
                 }
-                Ok(meta)
+                self.loading(&mut meta)?;
+                Ok(MetaRecord { restored: None, migration: Some(MigrationPart::Copy(self.snapshot)), ..meta })
             })
             .await
     }

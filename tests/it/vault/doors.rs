@@ -14,6 +14,7 @@ use utxo_store::{
     },
     broker::Broker,
     clock::Clock,
+    engine::fjall::{FjallEngine, FjallOptions},
     event::CommandAction,
     status::Health,
     store::spend_status::SpendStatus,
@@ -28,10 +29,13 @@ use utxo_store::{
 
 use super::{fake_store, on_each_database, owner};
 use crate::{
+    aerospike::world_over,
+    aerospike_server::AerospikeServer,
     api::{self, Api, Scene, scene},
     api_routes::described_routes,
-    harness::{Made, Running, World, coinbase, spend_claiming, spend_to},
+    harness::{Made, Running, World, WorldSettings, coinbase, spend_claiming, spend_to},
     made_blocks::MadeBlock,
+    postgres_server,
 };
 
 /// Key of the example.
@@ -55,7 +59,10 @@ struct VaultServer {
 
 impl VaultServer {
     async fn start(url: &str) -> Self {
-        let world = World::new().await;
+        VaultServer::start_beside(World::new().await, url).await
+    }
+
+    async fn start_beside(world: World, url: &str) -> Self {
         let instance = world.start();
         // The vault asks for the tip only once the store has its meta record.
         while world.store.meta().await.unwrap().is_none() {
@@ -307,10 +314,27 @@ async fn wallets_pay_over_http() {
     .await;
 }
 
-/// The example as a process: watches, selects, signs, publishes, and waits until the payment is live.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_example_pays_from_a_vault() {
-    let server = VaultServer::start("sqlitememory:///vault").await;
+async fn the_example_pays_from_a_vault_on_fjall_and_sqlite() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::new().await;
+    let path = folder.path().join("store");
+    let engine = FjallEngine::open(&path, world.store.settings.rules, FjallOptions::default()).unwrap();
+    let url = format!("sqlite://{}", folder.path().join("vault.sqlite").display());
+    the_example_pays(world.over(Arc::new(engine)), &url).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_example_pays_from_a_vault_on_aerospike_and_postgres() {
+    let Some(server) = AerospikeServer::start() else { return };
+    let Some(database) = postgres_server::shared_database() else { return };
+    let world = world_over(&server.settings(), WorldSettings::calm()).await;
+    the_example_pays(world, &database.url()).await;
+}
+
+/// The example as a process: watches, selects, signs, publishes, and waits until the payment is live.
+async fn the_example_pays(world: World, url: &str) {
+    let server = VaultServer::start_beside(world, url).await;
     let key = bitcoin::PrivateKey::from_wif(EXAMPLE_KEY).unwrap();
     let address = bitcoin::Address::p2pkh(key.public_key(&bitcoin::secp256k1::Secp256k1::new()), key.network);
     let script = address.script_pubkey().into_bytes();

@@ -183,10 +183,10 @@ async fn begin_rescan(context: &VaultContext, source: RescanSource, after_versio
         match source {
             RescanSource::Log => context.rescan.begin(after_version).await,
             RescanSource::Store => Ok(context.rescan.begin_store(after_version).await?),
-            RescanSource::Snapshot => Ok(context.rescan.begin_snapshot(after_version).await?),
+            RescanSource::Snapshot => context.rescan.begin_snapshot(after_version).await,
         }
     };
-    match context.limits.bound("the log", Box::pin(begin)).await? {
+    match context.limits.bound("the source of the rescan", Box::pin(begin)).await? {
         Ok(()) => Ok(()),
         Err(FollowError::Vault(error)) => Err(error.into()),
         Err(FollowError::NoTopic(topic)) => Err(Problem::not_found(format!("topic `{topic}` does not exist")).into()),

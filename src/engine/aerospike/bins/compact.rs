@@ -89,7 +89,7 @@ fn encode_constants(page: &Page) -> Vec<u8> {
 
 fn flags(page: &Page) -> u16 {
     let children = page.master.as_ref().is_some_and(|master| !master.conflicting_children.is_empty());
-    let is_due = page.delete_at_height.is_some();
+    let is_due = page.master.is_some() && page.delete_at_height.is_some();
     let bits = [
         (flag::CREATING, page.creating_at.is_some()),
         (flag::CONFLICTING, page.conflicting),

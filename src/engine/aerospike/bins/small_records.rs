@@ -14,8 +14,8 @@ use super::{
 use crate::record::{
     BlockRecord, ChainTip, CommandRecord, CommandResult, ConsumedOffsets, Key, LockRecord, MetaRecord,
     codec::{
-        decode_hold, decode_rebuilding, decode_restored, decode_topics, encode_hold, encode_rebuilding,
-        encode_restored, encode_topics,
+        decode_hold, decode_migration, decode_rebuilding, decode_restored, decode_topics, encode_hold,
+        encode_migration, encode_rebuilding, encode_restored, encode_topics,
     },
 };
 
@@ -188,6 +188,9 @@ pub fn encode_meta(layout: Layout, record: &MetaRecord) -> Bins {
     if let Some(restored) = &record.restored {
         bins.push((meta::RESTORED, Value::Blob(encode_restored(restored))));
     }
+    if let Some(migration) = &record.migration {
+        bins.push((meta::MIGRATION, Value::Blob(encode_migration(migration))));
+    }
     if let Some(tip) = &record.tip {
         bins.push((meta::TIP_OFFSET, int(tip.chain_offset)));
         bins.push((meta::TIP_HEIGHT, int(tip.height)));
@@ -208,6 +211,7 @@ pub fn decode_meta(layout: Layout, bins: &mut BinReader) -> Result<MetaRecord, B
     let topics = bins.optional_blob(meta::TOPICS)?.map(decode_topics).transpose();
     let hold = bins.optional_blob(meta::SNAPSHOT_HOLD)?.map(decode_hold).transpose();
     let restored = bins.optional_blob(meta::RESTORED)?.map(|bytes| decode_restored(bytes).map(Box::new));
+    let migration = bins.optional_blob(meta::MIGRATION)?.map(decode_migration).transpose();
     Ok(MetaRecord {
         store_id: bins.array(meta::STORE_ID)?,
         layout_version: layout_version.saturating_sub(layout.version_offset()),
@@ -233,6 +237,7 @@ pub fn decode_meta(layout: Layout, bins: &mut BinReader) -> Result<MetaRecord, B
         health_checks: bins.number(meta::HEALTH_CHECKS)?,
         snapshot_hold: hold.map_err(|_| BadRecord::Bin(meta::SNAPSHOT_HOLD))?,
         restored: restored.transpose().map_err(|_| BadRecord::Bin(meta::RESTORED))?,
+        migration: migration.map_err(|_| BadRecord::Bin(meta::MIGRATION))?,
     })
 }
 

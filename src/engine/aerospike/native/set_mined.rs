@@ -4,11 +4,14 @@
 //! Nearly every master has one page, no earlier block and no lock, so that the whole reply is known beforehand and one
 //! operation less is sent: the client parses an answer to each. Where the filter for that case refuses, a second
 //! request adds the block, removes the lock (layout `teranode`) and reads the reply. Masters with conflicting children
-//! are left to the pure function, whose reply tells them.
+//! are left to the pure function, whose reply tells them, and so are, in `compact`, masters of several blocks.
 
 use aerospike::{
     BatchWritePolicy, Bin, ListPolicy, ListReturnType, Value,
-    expressions::{Expression, and, bin_exists, eq, ge, int_bin, int_val, list_bin, lists as in_lists, or},
+    expressions::{
+        ExpType, Expression, and, bin_exists, bitwise::get_int, eq, ge, int_bin, int_val, list_bin, lists as in_lists,
+        not, or,
+    },
     operations::{
         self, Operation as ServerOperation,
         exp::{ExpReadFlags, read_exp},
@@ -69,7 +72,14 @@ impl SetMinedTemplates {
         };
         let listed = match layout {
             Layout::Teranode => eq(in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]), int_val(0)),
-            Layout::Compact => or(vec![absent(names::BLOCKS), eq(count_entries(), int_val(0))]),
+            // The operation compares the block id alone, which a filter sees in the only entry of a list.
+            Layout::Compact => {
+                let blocks = || list_bin(names::BLOCKS);
+                let first = in_lists::get_by_index(ListReturnType::VALUES, ExpType::Blob, int_val(0), blocks(), &[]);
+                let id = get_int(int_val(32), int_val(32), false, first);
+                let is_other = and(vec![eq(in_lists::size(blocks(), &[]), int_val(1)), not(eq(id, hole()))]);
+                or(vec![absent(names::BLOCKS), is_other])
+            }
         };
         SetMinedTemplates {
             layout,
@@ -98,10 +108,7 @@ impl SetMinedTemplates {
             true => &self.since_genesis,
             false => &self.on_side_chain,
         };
-        let (least, greatest) = entry_bounds(mined_in.height, mined_in.block_id);
-        let entry = [Fill::Blob(&[&least]), Fill::Blob(&[&greatest])];
         let (listing, listing_fill) = match answer {
-            AnswerForm::Blocks if self.layout == Layout::Compact => (&self.is_unlisted, &entry[..]),
             AnswerForm::Blocks => (&self.is_unlisted, &[Fill::Int(mined_in.block_id.into())][..]),
             _ if longest_chain => (&self.is_first_and_unlocked, &[][..]),
             _ => (&self.is_first_block, &[][..]),
