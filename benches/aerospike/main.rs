@@ -72,8 +72,11 @@ async fn measure(server: &AerospikeServer, case: &Case) {
         let settings = AerospikeSettings { layout: Some(layout), ..server.settings() };
         let engine = AerospikeEngine::open(&settings, Rules::main(288)).await.expect("the server was set up for it");
         let engine = Arc::new(engine);
-        // The raw client has the bins of `teranode`.
-        let is_measured = |method: &Method| layout == Layout::Teranode || matches!(method, Method::Engine);
+        // The single features of the engine are measured in `teranode`.
+        let is_measured = |method: &Method| match method {
+            Method::Engine | Method::Best(raw::EngineFeature::None) => true,
+            _ => layout == Layout::Teranode,
+        };
         for method in case.methods().into_iter().filter(is_measured) {
             let raw = Arc::new(raw::RawClient::open(&settings, method.feature()).await);
             let batches = case.prepare(method, &engine, &raw).await;

@@ -10,13 +10,17 @@ use aerospike::{
     AdminPolicy, BatchOperation, BatchPolicy, BatchReadPolicy, BatchWritePolicy, Bin, Bins, Client, ClientPolicy,
     Expiration, Key, ListPolicy, ListReturnType, RecordExistsAction, Value,
     expressions::{
-        ExpType, Expression, and, bin_type, blob_val, cond, eq, from_packed_bytes, int_bin, int_val, le, list_bin,
-        lists::get_by_index, lists::get_by_rank, lists::get_by_value, num_add, or, unknown,
+        ExpType, Expression, and, bin_type, bitwise::get_int, blob_val, cond, eq, from_packed_bytes, int_bin, int_val,
+        le, list_bin, lists::get_by_index, lists::get_by_rank, lists::get_by_value, num_add, or, unknown,
     },
     operations::{self, Operation, exp, lists},
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
-use utxo_store::{engine::aerospike::AerospikeSettings, record::Page, tx::Txid};
+use utxo_store::{
+    engine::aerospike::{AerospikeSettings, Layout},
+    record::Page,
+    tx::Txid,
+};
 
 /// Placeholder that each row replaces by its offset; packed as wide as the widest offset.
 const OFFSET: u32 = 0x7EED_7EED;
@@ -33,6 +37,10 @@ const FIRST_OUTPUT: [u8; 34] = {
     output
 };
 const STAMP: i64 = 21;
+/// Bytes of the amount of every output of the bench in the hash of its slot.
+const AMOUNT_SIZE: u8 = 3;
+/// Bytes of `tx` besides the transaction id.
+const CONSTANTS: usize = 40;
 
 /// One additional feature of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +60,7 @@ pub enum EngineFeature {
 }
 
 pub struct RawClient {
+    layout: Layout,
     feature: EngineFeature,
     client: Client,
     namespace: String,
@@ -100,10 +109,13 @@ fn absent(bin: &str) -> Expression {
 }
 
 impl RawClient {
+    /// Opens the client. `feature` is one of the layout `teranode`; in `compact` the client has none.
     pub async fn open(settings: &AerospikeSettings, feature: EngineFeature) -> Self {
+        let layout = settings.layout.unwrap_or_default();
         let client = Client::new(&ClientPolicy::default(), &settings.hosts).await.expect("the engine is connected too");
         let slot = get_by_index(ListReturnType::VALUES, ExpType::Blob, int_val(OFFSET.into()), list_bin("utxos"), &[]);
-        let free = eq(slot, blob_val(HASH.to_vec()));
+        let free = eq(slot.clone(), blob_val(HASH.to_vec()));
+        let free_with_size = eq(slot, blob_val([&[AMOUNT_SIZE], &HASH[..]].concat()));
         let marks = ["creating", "locked", "conflicting", "frozen", "spendingHeight", "utxoSpendableIn"];
         let stored =
             get_by_index(ListReturnType::VALUES, ExpType::Blob, int_val(OFFSET.into()), list_bin("outputs"), &[]);
@@ -112,9 +124,19 @@ impl RawClient {
             EngineFeature::StoredOutput => vec![eq(stored, blob_val(FIRST_OUTPUT.to_vec()))],
             _ => vec![],
         };
-        let filter = and(marks.iter().map(|mark| absent(mark)).chain(more).chain([free]).collect());
+        let filter = match layout {
+            Layout::Teranode => and(marks.iter().map(|mark| absent(mark)).chain(more).chain([free]).collect()),
+            Layout::Compact => and(vec![absent("flags"), free_with_size]),
+        };
         let height = get_by_rank(ListReturnType::VALUES, ExpType::Int, int_val(-1), list_bin("blockHeights"), &[]);
-        let spent = and(vec![eq(int_bin("spentUtxos"), int_bin("recordUtxos")), absent("unminedSince")]);
+        let (all_spent, height) = match layout {
+            Layout::Teranode => (eq(int_bin("spentUtxos"), int_bin("recordUtxos")), height),
+            Layout::Compact => {
+                let first = get_by_rank(ListReturnType::VALUES, ExpType::Blob, int_val(0), list_bin("blocks"), &[]);
+                (eq(int_bin("unspent"), int_val(0)), get_int(int_val(0), int_val(32), false, first))
+            }
+        };
+        let spent = and(vec![all_spent, absent("unminedSince")]);
         let due = from_packed_bytes(packed(&cond(vec![spent, num_add(vec![height, int_val(288)]), unknown()])));
         let listed = get_by_value(ListReturnType::COUNT, int_val(7), list_bin("blockIDs"), &[]);
         let unlisted = eq(listed, int_val(0));
@@ -122,9 +144,11 @@ impl RawClient {
             EngineFeature::Stamp => {
                 and(vec![or(vec![absent("chainPos"), le(int_bin("chainPos"), int_val(STAMP))]), unlisted])
             }
+            _ if layout == Layout::Compact => and(vec![absent("flags"), absent("blocks")]),
             _ => unlisted,
         };
         RawClient {
+            layout,
             feature,
             client,
             namespace: settings.namespace.clone(),
@@ -169,7 +193,11 @@ impl RawClient {
             expiration: Expiration::Never,
             ..BatchWritePolicy::default()
         };
-        let rows = pages.iter().map(|page| BatchOperation::write(&policy, self.key(&page.txid), all_bins(page)));
+        let bins = match self.layout {
+            Layout::Teranode => all_bins,
+            Layout::Compact => compact_bins,
+        };
+        let rows = pages.iter().map(|page| BatchOperation::write(&policy, self.key(&page.txid), bins(page)));
         self.send(rows.collect()).await
     }
 
@@ -184,12 +212,13 @@ impl RawClient {
                 filter_expression: Some(self.filter.with(*offset, hash)),
                 ..BatchWritePolicy::default()
             };
-            let spent = [&hash[..], &[0xAB; 36]].concat();
-            let mut operations = vec![
-                lists::set("utxos", (*offset).into(), Value::Blob(spent)),
-                operations::add(&Bin::new("spentUtxos", Value::Int(1))),
-                self.due.clone(),
-            ];
+            let (size, count) = match self.layout {
+                Layout::Teranode => (&[][..], operations::add(&Bin::new("spentUtxos", Value::Int(1)))),
+                Layout::Compact => (&[AMOUNT_SIZE][..], operations::add(&Bin::new("unspent", Value::Int(-1)))),
+            };
+            let spent = [size, &hash[..], &[0xAB; 36]].concat();
+            let mut operations =
+                vec![lists::set("utxos", (*offset).into(), Value::Blob(spent)), count, self.due.clone()];
             if self.feature == EngineFeature::Signals {
                 operations.push(all_spent_signal.clone());
             }
@@ -208,14 +237,22 @@ impl RawClient {
         };
         let append = |bin, number| lists::append(&ListPolicy::default(), bin, Value::Int(number));
         let remove = |bin| operations::put(&Bin::new(bin, Value::Nil));
-        let mut operations = vec![
-            append("blockIDs", 7),
-            append("blockHeights", 150),
-            append("subtreeIdxs", 3),
-            remove("unminedSince"),
-            remove("locked"),
-            self.due.clone(),
-        ];
+        let mut operations = match self.layout {
+            Layout::Teranode => vec![
+                append("blockIDs", 7),
+                append("blockHeights", 150),
+                append("subtreeIdxs", 3),
+                remove("unminedSince"),
+                remove("locked"),
+                self.due.clone(),
+            ],
+            Layout::Compact => {
+                let block = [150_u32, 7, 3].map(u32::to_be_bytes).concat();
+                let put = |bin, value| operations::put(&Bin::new(bin, value));
+                let (blocks, stamp) = (put("blocks", list([block].into_iter())), put("chainPos", Value::Int(STAMP)));
+                vec![blocks, stamp, remove("unminedSince"), self.due.clone()]
+            }
+        };
         match self.feature {
             EngineFeature::Stamp => operations.push(operations::put(&Bin::new("chainPos", Value::Int(STAMP)))),
             EngineFeature::Blocks => operations.extend(["blockIDs", "totalExtraRecs"].map(operations::get_bin)),
@@ -265,6 +302,22 @@ fn all_bins(page: &Page) -> Vec<Operation> {
         ("unminedSince", int(100)),
         ("inputs", list(body.inputs().map(|input| input.raw_extended().into_owned()))),
         ("outputs", list(body.raw_outputs().map(<[u8]>::to_vec))),
+    ];
+    bins.into_iter().map(|(name, value)| operations::put(&Bin::new(name, value))).collect()
+}
+
+/// Returns the bins of the same transaction in the layout `compact`.
+fn compact_bins(page: &Page) -> Vec<Operation> {
+    let master = page.master.as_ref().expect("a bench has masters only");
+    let Some(utxo_store::record::Body::Transaction(body)) = &master.body else { panic!("with a body") };
+    let slot = |hash: utxo_store::tx::UtxoHash| [&[AMOUNT_SIZE], &hash.0[..]].concat();
+    let slots = page.utxos.iter().flatten().filter_map(|slot| slot.hash()).map(slot);
+    let bins = [
+        ("tx", Value::Blob([&page.txid.0[..], &[0; CONSTANTS]].concat())),
+        ("utxos", list(slots)),
+        ("unspent", Value::Int(page.record_utxos.into())),
+        ("body", Value::Blob(body.to_vec())),
+        ("unminedSince", Value::Int(100)),
     ];
     bins.into_iter().map(|(name, value)| operations::put(&Bin::new(name, value))).collect()
 }

@@ -1,4 +1,4 @@
-//! Import, creation and restore on one engine.
+//! Import, creation, restore and migration on one engine.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use crate::{
     setup::start_database,
 };
 
-/// The places of two empty stores on one engine: the imported store and the restored one.
+/// The places of three empty stores on one engine: the imported store, the restored one and the migrated one.
 pub enum Place {
     Aerospike([AerospikeServer; 2]),
     Postgres(PostgresServer),
@@ -40,22 +40,25 @@ impl Place {
         }
     }
 
-    fn urls(&self, program: &Bench) -> [String; 2] {
+    /// Returns the URLs. The migrated store of Aerospike has the other layout.
+    fn urls(&self, program: &Bench) -> [String; 3] {
         match self {
-            Place::Aerospike(servers) => servers.each_ref().map(AerospikeServer::url),
-            Place::Postgres(server) => [server.database().url(), server.database().url()],
+            Place::Aerospike([first, second]) => {
+                [first.url(), second.url(), format!("{}&layout=teranode", second.url())]
+            }
+            Place::Postgres(server) => [(); 3].map(|()| server.database().url()),
             Place::Local(scheme) => {
-                ["imported", "restored"].map(|name| format!("{scheme}://{}", program.path(name).display()))
+                ["imported", "restored", "migrated"].map(|name| format!("{scheme}://{}", program.path(name).display()))
             }
         }
     }
 }
 
-/// Imports a file of this many outputs, creates a snapshot of the store, and restores the snapshot.
+/// Imports a file of this many outputs, creates a snapshot of the store, restores the snapshot, and migrates the store.
 pub fn measure(kafka: &KafkaServer, place: &Place, outputs: u64) {
     let program = Bench::on(kafka.bootstrap_servers());
     program.create_topics();
-    let [imported, restored] = place.urls(&program);
+    let [imported, restored, migrated] = place.urls(&program);
     let path = |name: &str| program.path(name).display().to_string();
     let [file, blobs, other_blobs, shelf] = ["utxos.dat", "blobs", "blobs-restored", "snapshots"].map(path);
     let [blobs, other_blobs, shelf] = [blobs, other_blobs, shelf].map(|path| format!("file://{path}"));
@@ -75,6 +78,8 @@ pub fn measure(kafka: &KafkaServer, place: &Place, outputs: u64) {
     print(place, "create", &create, outputs, chunks);
     let restore = ["snapshot", "restore", "--from", &shelf, "--store", &restored, "--blobs", &other_blobs];
     print(place, "restore", &measured::run(&program, &restore, &variables), outputs, chunks);
+    let migrate = measured::run(&program, &["migrate", "--from", &imported, "--to", &migrated], &variables);
+    print(place, "migrate", &migrate, outputs, chunks);
     fs::remove_dir_all(program.directory.path()).ok();
 }
 

@@ -1,5 +1,5 @@
-//! The commands that copy whole stores, as processes: the import of a UTXO-set file, the creation of a snapshot and its
-//! restore on each engine, and the ingest of an instance beside a creation.
+//! The commands that copy whole stores, as processes: the import of a UTXO-set file, the creation of a snapshot, its
+//! restore and a migration on each engine, and the ingest of an instance beside a creation.
 //!
 //! `benches/README.md` has the sizes and the measurements.
 
