@@ -2,6 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test sim mutations torture kill-test kill-test-api kill-test-vault kill-test-snapshot lost-brokers node-deaths soak lint fuzz setup pictures
+.PHONY: release
 .PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-scale bench-sql bench-vault bench-snapshot bench-all
 
 TARGET ?= transaction
@@ -136,6 +137,9 @@ bench-snapshot: setup ## measures imports, snapshots and restores on each engine
 bench-all: setup ## runs all benches with smaller sizes, some 30 minutes
 	@scripts/setup.sh tests
 	@scripts/bench-all.sh
+
+release: setup ## makes the archive of a release in dist/: program, completions, man pages, SBOM, checksums
+	@scripts/release.sh
 
 fuzz: setup ## runs one fuzz target for TIME seconds: TARGET=event TIME=600, see fuzz/README.md
 	@scripts/fuzz.sh $(TARGET) $(TIME)

@@ -34,6 +34,7 @@ mod replay;
 mod run;
 mod serve;
 mod serving;
+mod shell_files;
 mod signals;
 mod snapshot;
 mod spinner;
@@ -142,6 +143,10 @@ commands! {
     Vault(vault::VaultCommand),
     /// Print a commented sample of the settings, or check settings
     Config(config::ConfigCommand),
+    /// Print the completions of a shell
+    Completions(shell_files::CompletionsArgs),
+    /// Write man pages, one for each command
+    Man(shell_files::ManArgs),
 }
 
 /// Source of the configuration, the same for every command that needs a configuration.
