@@ -54,6 +54,7 @@ mod health;
 mod heights;
 mod kafka;
 mod kafka_server;
+mod kubernetes;
 mod large_decisions;
 mod lifted_bars;
 mod made_blocks;
