@@ -184,8 +184,8 @@ settings! {
         /// Network: main, test or regtest. Decides from which height on an output is unspendable by its script.
         network: Network = "main";
         /// Output slots per record. Fixed for the life of a store: the meta record holds the value, and every start
-        /// compares.
-        utxo_batch_size: u32 = 20_000, range 1 to 1_000_000, unit "slots",
+        /// compares. A spend rewrites the record, so that its cost grows with this number. The reference has 20,000.
+        utxo_batch_size: u32 = 1_000, range 1 to 1_000_000, unit "slots",
             reference "utxo_store_batch_size (UtxoBatchSize)";
         /// Blocks for which a fully spent or conflicting transaction is kept before pruning; 0 keeps all.
         block_height_retention: u32 = 288, range 0 to 10_000_000, unit "blocks", reference "BlockHeightRetention";

@@ -78,7 +78,7 @@ fn collect_keys(prefix: &str, value: &figment::value::Value, keys: &mut Vec<Stri
 #[test]
 fn defaults_are_those_of_the_documents() {
     let config = Config::default();
-    assert_eq!(config.store.utxo_batch_size, 20_000);
+    assert_eq!(config.store.utxo_batch_size, 1_000);
     assert_eq!(config.store.block_height_retention, 288);
     assert_eq!(config.store.network, Network::Main);
     assert_eq!(config.kafka.topics.dead_letters.as_str(), "utxo.dead-letters");

@@ -17,7 +17,7 @@ use super::{
 use crate::{record::Rules, tx::Network};
 
 /// Slots of a page where the opener names no number.
-const DEFAULT_BATCH_SIZE: u32 = 20_000;
+const DEFAULT_BATCH_SIZE: u32 = 1_000;
 /// Key of the advisory lock under which one process at a time creates the tables: `utxo`.
 const CREATION_LOCK: i64 = 0x7574_786F;
 
