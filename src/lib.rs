@@ -71,7 +71,7 @@
 //! edges:     broker engine telemetry status blob
 //! protocols: store replay prepare group
 //! loops:     ingest sequencer
-//! inputs:    generate config preflight
+//! inputs:    generate config preflight sizing
 //! process:   client bridge instance snapshot utxo_set embed vault api cli
 //! ```
 
@@ -104,6 +104,7 @@ cfg_if::cfg_if! {
         pub mod replay;
         pub mod rng;
         pub mod sequencer;
+        pub mod sizing;
         pub mod snapshot;
         pub mod status;
         pub mod store;
@@ -139,6 +140,7 @@ cfg_if::cfg_if! {
         mod replay;
         mod rng;
         mod sequencer;
+        mod sizing;
         mod snapshot;
         mod status;
         mod store;

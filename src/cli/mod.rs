@@ -36,6 +36,7 @@ mod serve;
 mod serving;
 mod shell_files;
 mod signals;
+mod size;
 mod snapshot;
 mod spinner;
 mod stats;
@@ -143,6 +144,8 @@ commands! {
     Vault(vault::VaultCommand),
     /// Print a commented sample of the settings, or check settings
     Config(config::ConfigCommand),
+    /// Compute what a rate and a number of outputs need
+    Size(size::SizeArgs),
     /// Print the completions of a shell
     Completions(shell_files::CompletionsArgs),
     /// Write man pages, one for each command
