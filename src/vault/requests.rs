@@ -207,7 +207,7 @@ pub(super) async fn record_answer(
     selected: &SelectedOutputs,
     now: i64,
 ) -> Result<(), Abort> {
-    let SelectedOutputs { lock_id, expires_at, outputs, sum, fee, change } = selected;
+    let SelectedOutputs { lock_id, expires_at, outputs, sum, fee, change, held: _ } = selected;
     let answer = RecordedAnswer {
         lock_id: *lock_id,
         expires_at: *expires_at,

@@ -50,6 +50,9 @@ pub struct SelectedOutputs {
     pub fee: u64,
     /// Amount of the change; `None`: the transaction has no change.
     pub change: Option<u64>,
+    /// The lock has all outputs. `false`: the answer is a repeat, and its lock has ended; another lock can have outputs
+    /// by now.
+    pub held: bool,
 }
 
 /// Result of one transaction of a selection.
@@ -183,9 +186,9 @@ impl Vault {
 
 impl RecordedAnswer {
     /// Returns the answer with the outputs as their rows are now.
-    fn found(self, outputs: Vec<(WatchedOutput, StoredOutput)>, asked_at: i64) -> Found {
+    fn found(self, (outputs, held): (Vec<(WatchedOutput, StoredOutput)>, bool), asked_at: i64) -> Found {
         let RecordedAnswer { lock_id, expires_at, outputs: _, sum, fee, change, confirmed } = self;
-        let selected = SelectedOutputs { lock_id, expires_at, outputs, sum, fee, change };
+        let selected = SelectedOutputs { lock_id, expires_at, outputs, sum, fee, change, held };
         Found::Reserved { selected, asked_at, confirmed }
     }
 }
@@ -212,7 +215,7 @@ impl SelectionWork<'_> {
         {
             let (found, is_held) = answer.lock_rows(transaction).await?;
             if answer.confirmed || is_held {
-                return Ok(answer.found(found, moment.now));
+                return Ok(answer.found((found, is_held), moment.now));
             }
             // The lock has ended before the answer was given.
             take_back(transaction, owner, id, &answer).await?;
@@ -233,8 +236,8 @@ impl SelectionWork<'_> {
         let list = outpoint_rows(outputs.iter().map(|(output, _)| output.outpoint));
         set_lock(transaction, self.lock_id, &list).await?;
         let CoinChoice { sum, fee, change, .. } = choice;
-        let selected =
-            SelectedOutputs { lock_id: self.lock_id, expires_at: lock.expires_at, outputs, sum, fee, change };
+        let (lock_id, expires_at) = (self.lock_id, lock.expires_at);
+        let selected = SelectedOutputs { lock_id, expires_at, outputs, sum, fee, change, held: true };
         self.record(transaction, owner, &selected, moment.now).await?;
         Ok(Found::Reserved { selected, asked_at: moment.now, confirmed: false })
     }

@@ -105,7 +105,10 @@ impl Render for ReleaseAnswer {
 
 impl Render for SelectAnswer {
     fn render(&self, out: &mut impl Write) -> io::Result<()> {
-        writeln!(out, "lock {} {}", self.lock_id, end(self.expires_at))?;
+        match self.held {
+            true => writeln!(out, "lock {} {}", self.lock_id, end(self.expires_at))?,
+            false => writeln!(out, "lock {} has ended: the answer is a repeat", self.lock_id)?,
+        }
         self.outputs.iter().try_for_each(|output| write_output(output, out))?;
         let change = self.change.map_or_else(|| "none".to_owned(), group_digits);
         writeln!(out, "sum {}, fee {}, change {change}", group_digits(self.sum), group_digits(self.fee))

@@ -142,6 +142,8 @@ pub struct SelectAnswer {
     pub fee: u64,
     /// Amount of the change, satoshis; `null`: the transaction has no change.
     pub change: Option<u64>,
+    /// The lock has all outputs. `false`: this is the repeat of an answer whose lock has ended, or has lost an output.
+    pub held: bool,
 }
 
 /// Locks and sessions of an owner that are in force.
@@ -270,9 +272,9 @@ impl OwnerOutput {
 impl SelectAnswer {
     /// Makes the answer of a selection.
     pub(crate) fn of(selected: &SelectedOutputs, network: Network) -> Self {
-        let SelectedOutputs { lock_id, expires_at, outputs, sum, fee, change } = selected;
+        let SelectedOutputs { lock_id, expires_at, outputs, sum, fee, change, held } = selected;
         let view = |(output, stored): &(WatchedOutput, StoredOutput)| OwnerOutput {
-            lock_id: Some(*lock_id),
+            lock_id: if *held { Some(*lock_id) } else { output.lock },
             ..OwnerOutput::of(output, stored, true, network)
         };
         SelectAnswer {
@@ -282,6 +284,7 @@ impl SelectAnswer {
             sum: *sum,
             fee: *fee,
             change: *change,
+            held: *held,
         }
     }
 }

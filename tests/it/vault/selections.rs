@@ -151,9 +151,15 @@ async fn a_repeat_of_a_request_has_the_same_answer() {
         let (vault, alice) = (&world.vault, owner("alice"));
         let with_id = SelectionRequest { request_id: Some("first".parse().unwrap()), ..request(3_500) };
         let selected = vault.select(&alice, &with_id).await.unwrap();
-        assert_eq!(vault.select(&alice, &with_id).await.unwrap().lock_id, selected.lock_id);
+        let again = vault.select(&alice, &with_id).await.unwrap();
+        assert_eq!((again.lock_id, again.held, selected.held), (selected.lock_id, true, true));
         vault.soft_lock_release(&alice, selected.lock_id, None).await.unwrap();
-        assert_eq!(numbers(&vault.select(&alice, &with_id).await.unwrap()), [4], "also after a release");
+        let after = vault.select(&alice, &with_id).await.unwrap();
+        assert_eq!(
+            (numbers(&after), after.held),
+            (vec![4], false),
+            "the answer says that the release has ended its lock"
+        );
         let other = SelectionRequest { request_id: Some("first".parse().unwrap()), ..request(3_600) };
         let error = vault.select(&alice, &other).await.unwrap_err();
         assert!(matches!(error, VaultError::RequestReused), "{error}");
