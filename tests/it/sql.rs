@@ -562,7 +562,7 @@ async fn a_file_that_was_replaced_answers_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_transaction_that_was_given_up_releases_the_file() {
     let folder = tempfile::tempdir().unwrap();
-    let sql = SqlAccess { timeout: Duration::from_millis(300), ..SqlAccess::default() };
+    let sql = SqlAccess { timeout: Duration::from_millis(300), utxo_batch_size: Some(20_000), ..SqlAccess::default() };
     let url = file_url(folder.path(), "store");
     let engine = engine::open(&url, &OpenOptions { sql, ..OpenOptions::new(RULES) }).await.unwrap();
     let large: Vec<Row> = (0..10).map(|number| create(number, 20_000)).collect();
