@@ -106,7 +106,7 @@ fn its_overlays_render_and_agree_with_the_settings() {
     let has_yaml = Command::new("python3").args(["-c", "import yaml"]).stderr(Stdio::null()).status();
     let kubectl = Command::new("kubectl").arg("version").arg("--client").output();
     if kubectl.is_err() || !has_yaml.is_ok_and(|status| status.success()) {
-        println!("SKIPPED: kubernetes manifests: kubectl or PyYAML is not installed");
+        eprintln!("SKIPPED: kubernetes manifests: kubectl or PyYAML is not installed");
         return;
     }
     for overlay in ["small", "production", "small/topics", "production/topics"] {
