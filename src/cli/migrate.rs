@@ -7,13 +7,15 @@ use std::{
 
 use clap::Args;
 use indicatif::HumanCount;
-use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     CliResult, ConfigArgs, Failure, UsageError, block_on,
     opening::{self, Monitoring},
-    output, signals,
+    output,
+    replay::offset_reset,
+    signals,
+    snapshot::TimedReport,
     spinner::Spinner,
     wiring,
 };
@@ -21,7 +23,6 @@ use crate::{
     blob::Intent,
     config::{Config, writable_blobs},
     engine::{self, StoreUrl},
-    instance::offset_reset::OffsetReset,
     snapshot::{MigrateError, MigrateReport, MigratedStores, migrate, undo_migration},
     store::StateStore,
 };
@@ -56,14 +57,6 @@ pub struct MigrateArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// Result of a migration; the JSON object of `--json`.
-#[derive(Serialize)]
-struct TimedMigration {
-    #[serde(flatten)]
-    report: MigrateReport,
-    seconds: f64,
 }
 
 impl MigrateArgs {
@@ -106,8 +99,7 @@ impl MigrateArgs {
         drop(progress);
         let mut out = output::stdout();
         if self.json {
-            let seconds = began.elapsed().as_secs_f64();
-            return Ok(output::write_json(&TimedMigration { report, seconds }, &mut out)?);
+            return Ok(output::write_json(&TimedReport::since(began, report), &mut out)?);
         }
         if self.undo {
             return Ok(writeln!(out, "Set store.url to {from} and start `run`: no instance starts on the copy.")?);
@@ -169,8 +161,7 @@ impl MigrateArgs {
 async fn check_group(config: &Config) -> Result<(), MigrateError> {
     let failed = |error: &dyn std::fmt::Display| MigrateError::Running(format!("the group cannot be read: {error}"));
     let broker = opening::open_broker(config).await.map_err(|error| failed(&error))?;
-    let (topic, group) = (config.kafka.topics.validated_txs.as_str(), config.kafka.group.as_str());
-    let running = OffsetReset { topic, group }.describe_members(broker.as_ref()).await;
+    let running = offset_reset(config).describe_members(broker.as_ref()).await;
     match running.map_err(|error| failed(&error))?.into_iter().next() {
         Some(reason) => Err(MigrateError::Running(reason)),
         None => Ok(()),

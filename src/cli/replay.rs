@@ -175,7 +175,7 @@ impl ReplayArgs {
 }
 
 /// Returns the configured topic and group of the validated transactions.
-fn offset_reset(config: &Config) -> crate::instance::offset_reset::OffsetReset<'_> {
+pub(super) fn offset_reset(config: &Config) -> crate::instance::offset_reset::OffsetReset<'_> {
     let (topic, group) = (config.kafka.topics.validated_txs.as_str(), config.kafka.group.as_str());
     crate::instance::offset_reset::OffsetReset { topic, group }
 }

@@ -102,14 +102,14 @@ impl SnapshotProgress {
 
 /// Result of a command with its time; the JSON object of `--json`.
 #[derive(Debug, Serialize)]
-struct TimedReport<T> {
+pub(super) struct TimedReport<T> {
     #[serde(flatten)]
     report: T,
     seconds: f64,
 }
 
 impl<T> TimedReport<T> {
-    fn since(began: Instant, report: T) -> Self {
+    pub(super) fn since(began: Instant, report: T) -> Self {
         TimedReport { report, seconds: began.elapsed().as_secs_f64() }
     }
 }

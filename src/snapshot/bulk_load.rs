@@ -161,9 +161,7 @@ impl<'a> BulkLoad<'a> {
         }
         Ok(())
     }
-}
 
-impl BulkLoad<'_> {
     /// Ends the load of a copy, which has the offsets of its source: the store is an ordinary one from now on. A repeat
     /// makes sure that the end is durable.
     ///
@@ -180,9 +178,18 @@ impl BulkLoad<'_> {
     }
 }
 
-/// Bytes of records that are written at once, and the bytes that a record counts besides its body.
+/// Bytes of records that are written at once.
 const BATCH_BYTES: u64 = 4 << 20;
+/// Bytes of a slot, and of a record besides its slots and its body.
+const SLOT_BYTES: u64 = 73;
 const RECORD_BYTES: u64 = 512;
+
+/// Estimates the bytes of a record.
+pub(super) fn record_bytes(record: &Record) -> u64 {
+    let Some(page) = record.page() else { return RECORD_BYTES };
+    let slots = page.utxos.as_ref().map_or(0, Vec::len) as u64;
+    RECORD_BYTES + SLOT_BYTES * slots + page.body().map_or(0, Body::size)
+}
 
 /// Records of a chunk on their way into a store, some megabytes at a time.
 pub(crate) struct RecordBatch<'a> {
@@ -203,7 +210,7 @@ impl<'a> RecordBatch<'a> {
     /// # Errors
     /// An error of the store that no retry heals.
     pub(crate) async fn add(&mut self, key: Key, record: Record) -> Result<Option<Key>, SnapshotError> {
-        self.bytes += record.page().and_then(|page| page.body()).map_or(0, Body::size) + RECORD_BYTES;
+        self.bytes += record_bytes(&record);
         let record = to_store(self.store, record).await?;
         self.rows.push(Row { key, operation: Operation::Restore(Box::new(record)) });
         if self.bytes >= BATCH_BYTES { Ok(self.write().await?) } else { Ok(None) }

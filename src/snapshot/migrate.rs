@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     CopyProgress, OnProgress, SnapshotError, Totals,
-    bulk_load::{BulkLoad, ChunkSource, RecordBatch},
+    bulk_load::{BulkLoad, ChunkSource, RecordBatch, record_bytes},
     load::has_equal_content,
     manifest::{BLOCKS, COMMANDS},
     scan::fetch_part,
@@ -28,7 +28,7 @@ use crate::{
     blob::OpenBlobError,
     engine::{Cursor, EngineError},
     instance::InstanceError,
-    record::{Body, Key, MetaRecord, MigrationPart, Record, Restored, codec},
+    record::{Key, MetaRecord, MigrationPart, Record, Restored, codec},
     store::{
         StateStore,
         meta::{MetaError, StoreMeta, check_blobs},
@@ -43,9 +43,6 @@ const FIRST_PAGE: usize = 16;
 const LARGEST_PAGE: usize = 1_024;
 /// Bytes of one page of a scan, as far as the size of the largest record before tells.
 const PAGE_BYTES: u64 = 8 << 20;
-/// Bytes of a slot, and of a record besides its slots and its body.
-const SLOT_BYTES: u64 = 73;
-const RECORD_BYTES: u64 = 512;
 
 /// Reasons why a migration did not end; each message is one line and names the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -364,17 +361,11 @@ impl<'a> PartReader<'a> {
         let Some(cursor) = self.next.take() else { return Ok(None) };
         let page = fetch_part(self.store, (self.part, PARTS), cursor, self.page_records).await?;
         self.next = page.next.map(Some);
-        let largest = page.records.iter().map(|(_, record)| record_bytes(record)).max().unwrap_or(RECORD_BYTES);
+        let largest = page.records.iter().map(|(_, record)| record_bytes(record)).max().unwrap_or(1);
         let fitting = ((PAGE_BYTES / largest) as usize).min(2 * self.page_records);
         self.page_records = fitting.clamp(1, LARGEST_PAGE);
         // A lock record is temporary, and the meta record and the sentinels are written for the copy.
         let is_copied = |record: &Record| matches!(record, Record::Page(_) | Record::Block(_) | Record::Command(_));
         Ok(Some(page.records.into_iter().filter(|(_, record)| is_copied(record)).collect()))
     }
-}
-
-fn record_bytes(record: &Record) -> u64 {
-    let Some(page) = record.page() else { return RECORD_BYTES };
-    let body = page.body().filter(|body| !matches!(body, Body::External(_))).map_or(0, Body::size);
-    RECORD_BYTES + SLOT_BYTES * page.utxos.as_ref().map_or(0, |slots| slots.len() as u64) + body
 }

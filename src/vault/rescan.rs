@@ -21,6 +21,7 @@ use super::{
     matching::{Matches, SeenOutput},
     record::{Recorded, Recorder},
     rows::{self, Columns, int},
+    scripts::ScriptTable,
     types::{Owner, ScriptId},
     vault::{find_owner, read_moment},
 };
@@ -150,12 +151,8 @@ impl Rescan {
     /// # Errors
     /// [`VaultError::Invalid`] without a store.
     pub fn check_store(&self) -> Result<(), VaultError> {
-        match self.store {
-            Some(_) => Ok(()),
-            None => {
-                Err(VaultError::invalid("this process has no store open (vault.answers_url is set): rescan the log"))
-            }
-        }
+        let unset = "this process has no store open (vault.answers_url is set): rescan the log";
+        self.store.as_ref().map(drop).ok_or_else(|| VaultError::invalid(unset))
     }
 
     /// Notes that the newest snapshot is to be read for the scripts that were added after a version. A snapshot reaches
@@ -342,13 +339,8 @@ impl Rescan {
                     for page in pages {
                         matches.add_page(page, page.number.saturating_mul(page_size), &scripts);
                     }
-                    matches.merge_repeats();
-                    match Recorder(&self.vault.database).record_rescanned(&matches, scripts.version).await? {
-                        Recorded::Done => {
-                            report.found += matches.outputs.len() as u64;
-                            break;
-                        }
-                        Recorded::OtherScripts => scripts = self.vault.scripts_between(part.versions).await?,
+                    if self.record(part, matches, &mut scripts, report).await? {
+                        break;
                     }
                 }
             }
@@ -379,21 +371,36 @@ impl Rescan {
                     add_message(&mut matches, &part.partition, message, &scripts, self.bodies.as_ref()).await?;
                 }
                 matches.touched.clear();
-                matches.merge_repeats();
-                let recorder = Recorder(&self.vault.database);
-                match recorder.record_rescanned(&matches, scripts.version).await? {
-                    Recorded::Done => {
-                        report.found += matches.outputs.len() as u64;
-                        break;
-                    }
-                    // A script was added or removed meanwhile.
-                    Recorded::OtherScripts => scripts = self.vault.scripts_between(part.versions).await?,
+                if self.record(part, matches, &mut scripts, report).await? {
+                    break;
                 }
             }
             report.read += messages.len() as u64;
             self.note_progress(part, last + 1).await?;
         }
         Ok(self.note_progress(part, part.end).await?)
+    }
+
+    /// Records matches. Returns `false` where a script was added or removed meanwhile: the matches with the present
+    /// scripts are recorded next.
+    async fn record(
+        &self,
+        part: &RescanPart,
+        mut matches: Matches,
+        scripts: &mut ScriptTable,
+        report: &mut RescanReport,
+    ) -> Result<bool, VaultError> {
+        matches.merge_repeats();
+        match Recorder(&self.vault.database).record_rescanned(&matches, scripts.version).await? {
+            Recorded::Done => {
+                report.found += matches.outputs.len() as u64;
+                Ok(true)
+            }
+            Recorded::OtherScripts => {
+                *scripts = self.vault.scripts_between(part.versions).await?;
+                Ok(false)
+            }
+        }
     }
 
     /// Notes the next offset of a part, and removes a part that was read.

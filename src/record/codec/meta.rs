@@ -103,9 +103,7 @@ fn read_migration(r: &mut RecordReader) -> Result<MigrationPart, CodecError> {
 
 /// Encodes a migration, for engines that do not store a meta record as one value.
 pub fn encode_migration(migration: &MigrationPart) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    write_migration(migration, &mut RecordWriter(&mut bytes));
-    bytes
+    encode_whole(|w| write_migration(migration, w))
 }
 
 /// Decodes the bytes that [`encode_migration`] writes.
@@ -153,6 +151,13 @@ fn read_restored(r: &mut RecordReader) -> Result<Restored, CodecError> {
     })
 }
 
+/// Encodes one part of a meta record by itself.
+fn encode_whole(write: impl FnOnce(&mut RecordWriter)) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write(&mut RecordWriter(&mut bytes));
+    bytes
+}
+
 /// Decodes one part of a meta record, which has to be all of the bytes.
 fn decode_whole<T>(
     bytes: impl Into<Bytes>,
@@ -165,9 +170,7 @@ fn decode_whole<T>(
 
 /// Encodes a hold, for engines that do not store a meta record as one value.
 pub fn encode_hold(hold: &SnapshotHold) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    write_hold(hold, &mut RecordWriter(&mut bytes));
-    bytes
+    encode_whole(|w| write_hold(hold, w))
 }
 
 /// Decodes the bytes that [`encode_hold`] writes.
@@ -180,9 +183,7 @@ pub fn decode_hold(bytes: impl Into<Bytes>) -> Result<SnapshotHold, CodecError> 
 
 /// Encodes a restore, for engines that do not store a meta record as one value.
 pub fn encode_restored(restored: &Restored) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    write_restored(restored, &mut RecordWriter(&mut bytes));
-    bytes
+    encode_whole(|w| write_restored(restored, w))
 }
 
 /// Decodes the bytes that [`encode_restored`] writes.
@@ -202,9 +203,7 @@ fn write_tip(ChainTip { chain_offset, height, hash, median_time }: &ChainTip, w:
 
 /// Encodes bound topics, for engines that do not store a meta record as one value.
 pub fn encode_topics(topics: &BTreeMap<String, BoundTopic>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    write_topics(topics, &mut RecordWriter(&mut bytes));
-    bytes
+    encode_whole(|w| write_topics(topics, w))
 }
 
 /// Decodes the bytes that [`encode_topics`] writes.
@@ -238,9 +237,7 @@ fn read_topics(r: &mut RecordReader) -> Result<BTreeMap<String, BoundTopic>, Cod
 
 /// Encodes a rebuild in progress, for engines that do not store a meta record as one value.
 pub fn encode_rebuilding(rebuilding: &Rebuilding) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    write_rebuilding(rebuilding, &mut RecordWriter(&mut bytes));
-    bytes
+    encode_whole(|w| write_rebuilding(rebuilding, w))
 }
 
 /// Decodes the bytes that [`encode_rebuilding`] writes.

@@ -28,7 +28,7 @@ use super::{
     },
     AnswerForm, SetMinedArgs, as_integer, delete_at_height, filtered_policy, stamp_template,
 };
-use crate::record::{MinedIn, Reply, Rules};
+use crate::record::{Reply, Rules};
 
 pub struct SetMinedTemplates {
     layout: Layout,
@@ -73,13 +73,7 @@ impl SetMinedTemplates {
         let listed = match layout {
             Layout::Teranode => eq(in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]), int_val(0)),
             // The operation compares the block id alone, which a filter sees in the only entry of a list.
-            Layout::Compact => {
-                let blocks = || list_bin(names::BLOCKS);
-                let first = in_lists::get_by_index(ListReturnType::VALUES, ExpType::Blob, int_val(0), blocks(), &[]);
-                let id = get_int(int_val(32), int_val(32), false, first);
-                let is_other = and(vec![eq(in_lists::size(blocks(), &[]), int_val(1)), not(eq(id, hole()))]);
-                or(vec![absent(names::BLOCKS), is_other])
-            }
+            Layout::Compact => or(vec![absent(names::BLOCKS), has_one_block(not(eq(first_id(), hole())))]),
         };
         SetMinedTemplates {
             layout,
@@ -182,17 +176,14 @@ pub fn parse_extra_pages(pages: &Value) -> Option<u32> {
     }
 }
 
-/// Counts the entries of `blocks` between two bounds (two holes), the second excluded.
-pub fn count_entries() -> Expression {
-    let blocks = list_bin(names::BLOCKS);
-    in_lists::get_by_value_range(ListReturnType::COUNT, Some(hole()), Some(hole()), blocks, &[])
+/// Tests in `compact` that `blocks` has one entry, and something of that entry.
+pub fn has_one_block(condition: Expression) -> Expression {
+    and(vec![eq(in_lists::size(list_bin(names::BLOCKS), &[]), int_val(1)), condition])
 }
 
-/// Returns bounds of the entries of one block in `blocks`, whatever their subtree.
-pub fn entry_bounds(height: u32, block_id: u32) -> ([u8; 12], [u8; 13]) {
-    let least = encode_block(&MinedIn { height, block_id, subtree: 0 });
-    let greatest = encode_block(&MinedIn { height, block_id, subtree: u32::MAX });
-    let mut beyond = [0; 13];
-    beyond[..12].copy_from_slice(&greatest);
-    (least, beyond)
+/// Returns the block id of the first entry of `blocks`.
+pub fn first_id() -> Expression {
+    let blocks = list_bin(names::BLOCKS);
+    let first = in_lists::get_by_index(ListReturnType::VALUES, ExpType::Blob, int_val(0), blocks, &[]);
+    get_int(int_val(32), int_val(32), false, first)
 }

@@ -4,8 +4,7 @@
 use aerospike::{
     BatchOperation, Bin, Key as ServerKey, ListReturnType, Value,
     expressions::{
-        ExpType, Expression, and, bin_exists, cond, eq, from_packed_bytes, int_bin, int_val, list_bin,
-        lists as in_lists, lt,
+        ExpType, Expression, bin_exists, cond, eq, from_packed_bytes, int_bin, int_val, list_bin, lists as in_lists, lt,
     },
     operations::{
         self, Operation as ServerOperation,
@@ -31,8 +30,7 @@ pub struct UnsetMinedTemplates {
     conditions: PackedConditions,
     /// Template with one hole: the stamp.
     stamp: Template,
-    /// Condition: the block lists the transaction. Hole in `teranode`: the block id. Holes in `compact`: the bounds of
-    /// the entry, which is the only one.
+    /// Condition: the block lists the transaction, in `compact` as the only block. One hole: the block id.
     listed: Template,
     /// Layout `teranode`: heights and subtree indexes without those of the block. One hole: the block id.
     other_blocks: [(&'static str, Template); 2],
@@ -54,10 +52,10 @@ impl UnsetMinedTemplates {
             }
             Layout::Compact => {
                 let bars = flag::CONFLICTING | flag::NO_SLOTS | flag::CHILDREN | flag::EARLY_DUE;
-                let size = in_lists::size(list_bin(names::BLOCKS), &[]);
-                let is_only =
-                    vec![bin_exists(names::BLOCKS), eq(size, int_val(1)), eq(set_mined::count_entries(), int_val(1))];
-                (vec![none_of(bars)], and(is_only))
+                (
+                    vec![none_of(bars), bin_exists(names::BLOCKS)],
+                    set_mined::has_one_block(eq(set_mined::first_id(), hole())),
+                )
             }
         };
         let since = || int_bin(names::UNMINED_SINCE);
@@ -76,11 +74,9 @@ impl UnsetMinedTemplates {
 
     pub fn compile(&self, key: ServerKey, stamp: Stamp, block_id: u32, height: u32) -> NativeRequest {
         let (number, id) = (stamp_number(&stamp), Fill::Int(block_id.into()));
-        let (least, greatest) = set_mined::entry_bounds(height, block_id);
-        let entry = [Fill::Blob(&[&least]), Fill::Blob(&[&greatest])];
         let mut filter = self.conditions.and(2, self.stamp.size() + self.listed.size());
         self.stamp.fill(&mut filter, &[Fill::Int(number)]);
-        self.listed.fill(&mut filter, if self.layout == Layout::Compact { &entry } else { std::slice::from_ref(&id) });
+        self.listed.fill(&mut filter, &[id]);
         let write = |bin, template: &Template, fills: &[Fill<'_>]| {
             let mut packed = Packed::with_capacity(template.size());
             template.fill(&mut packed, fills);
