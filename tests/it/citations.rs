@@ -1,19 +1,14 @@
 //! The documents cite tests and files by name: each cited name exists, so that a rename takes its citations along.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, fs};
 
-use crate::module_order::find_files;
+use crate::{
+    links::{find_documents, root},
+    module_order::find_files,
+};
 
 /// Folders whose files the documents cite by their path from the root.
 const FOLDERS: [&str; 8] = ["src/", "tests/", "benches/", "docs/", "deploy/", "scripts/", "schemas/", "fuzz/"];
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// Names of all functions and modules of the sources.
 fn names() -> BTreeSet<String> {
@@ -61,18 +56,12 @@ fn missing(document: &str, names: &BTreeSet<String>) -> Vec<String> {
 
 #[test]
 fn every_cited_test_and_file_exists() {
-    let mut documents: Vec<PathBuf> =
-        ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "CHANGELOG.md"].map(|name| root().join(name)).into();
-    ["docs", "schemas", "tests", "benches"]
-        .iter()
-        .for_each(|folder| find_files(&root().join(folder), "md", &mut documents));
     let names = names();
-    let missing: Vec<String> = documents
+    let missing: Vec<String> = find_documents()
         .iter()
-        .flat_map(|path| {
-            let text = fs::read_to_string(path).unwrap();
-            let path = path.strip_prefix(root()).unwrap().display().to_string();
-            missing(&text, &names).into_iter().map(move |name| format!("{path}: {name}"))
+        .flat_map(|document| {
+            let text = fs::read_to_string(root().join(document)).unwrap();
+            missing(&text, &names).into_iter().map(move |name| format!("{}: {name}", document.display()))
         })
         .collect();
     assert!(missing.is_empty(), "cited and not there:\n{}", missing.join("\n"));

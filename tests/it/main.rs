@@ -57,6 +57,7 @@ mod kafka_server;
 mod kubernetes;
 mod large_decisions;
 mod lifted_bars;
+mod links;
 mod made_blocks;
 mod migrations;
 mod model;
