@@ -112,6 +112,7 @@ mod sql_logins;
 mod state_page;
 mod torture;
 mod transactional;
+mod upgrades;
 mod utxo_set;
 mod utxo_set_process;
 #[cfg(feature = "vault")]

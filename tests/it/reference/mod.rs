@@ -3,7 +3,7 @@
 //! and a line in `schemas/records.md`.
 
 mod differences;
-mod plain;
+pub mod plain;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ const BATCH_SIZE: u32 = 5;
 /// Name of a record in a step: transaction, page.
 type Name = (String, u32);
 /// Typed values by bin, in the form of the file.
-type Bins = BTreeMap<String, Json>;
+pub type Bins = BTreeMap<String, Json>;
 
 /// One step of the reference file.
 struct Step {

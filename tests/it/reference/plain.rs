@@ -1,9 +1,12 @@
 //! Aerospike client without the engine: records as typed bins.
 
+use std::collections::BTreeMap;
+
 use aerospike::{
-    Bin, Bins as Wanted, Client, ClientPolicy, IndexMap, Key, ReadPolicy, RecordExistsAction, ResultCode, Value,
-    WritePolicy,
+    Bin, Bins as Wanted, Client, ClientPolicy, IndexMap, Key, PartitionFilter, ReadPolicy, RecordExistsAction,
+    ResultCode, Statement, Value, WritePolicy, policy::QueryPolicy,
 };
+use futures_util::StreamExt;
 use serde_json::{Value as Json, json};
 use utxo_store::engine::aerospike::AerospikeSettings;
 
@@ -30,6 +33,30 @@ impl Plain {
         let policy = WritePolicy { record_exists_action: RecordExistsAction::Replace, ..WritePolicy::default() };
         let bins: Vec<Bin> = bins.iter().map(|(name, value)| Bin::new(name.clone(), value_of(value))).collect();
         self.client.put(&policy, &self.key(user_key), &bins).await.unwrap();
+    }
+
+    /// Returns the records of the set, by digest in hex.
+    pub async fn dump(&self) -> BTreeMap<String, Bins> {
+        let statement = Statement::new(self.namespace.as_str(), self.set.as_str(), Wanted::All);
+        let found = self.client.query(&QueryPolicy::default(), PartitionFilter::all(), statement).await.unwrap();
+        let mut records = found.into_stream();
+        let mut dumped = BTreeMap::new();
+        while let Some(record) = records.next().await {
+            let record = record.unwrap();
+            let digest = hex::encode(record.key.unwrap().digest());
+            dumped.insert(digest, record.bins.into_iter().map(|(name, value)| (name, typed(value))).collect());
+        }
+        dumped
+    }
+
+    /// Writes the records that [`dump`](Self::dump) has returned.
+    pub async fn load(&self, records: &BTreeMap<String, Bins>) {
+        for (digest, bins) in records {
+            let digest = hex::decode(digest).unwrap().try_into().unwrap();
+            let key = Key::with_digest(self.namespace.as_str(), self.set.as_str(), None, digest);
+            let bins: Vec<Bin> = bins.iter().map(|(name, value)| Bin::new(name.clone(), value_of(value))).collect();
+            self.client.put(&WritePolicy::default(), &key, &bins).await.unwrap();
+        }
     }
 
     pub async fn read(&self, user_key: &[u8]) -> Option<Bins> {
