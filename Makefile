@@ -1,7 +1,7 @@
 # The recipes that people and CI run. Each recipe installs its tools, or names a missing tool in one line.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim mutations torture kill-test kill-test-api kill-test-vault kill-test-snapshot lost-brokers node-deaths soak lint fuzz setup pictures
+.PHONY: help demo test sim mutations torture rolling-upgrade kill-test kill-test-api kill-test-vault kill-test-snapshot lost-brokers node-deaths soak lint fuzz setup pictures
 .PHONY: release
 .PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-scale bench-sql bench-vault bench-snapshot bench-all
 
@@ -38,6 +38,14 @@ torture: setup ## kills, freezes and starts instances and brokers: SECONDS=n RAT
 		$(if $(SEED),SEED="$(SEED)") PROTOCOL="$(or $(PROTOCOL),classic)" BROKERS="$(or $(BROKERS),1)" \
 		NODES="$(or $(NODES),1)" \
 		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::a_long_torture -- --ignored --nocapture
+
+# FROM is the program of an earlier version, with the features of `scripts/features.sh`.
+rolling-upgrade: setup ## replaces three instances of an earlier program under load: FROM=path SECONDS=n RATE=n SEED=n
+	@scripts/setup.sh tests
+	@TORTURE_SECONDS="$(or $(SECONDS),120)" RATE="$(or $(RATE),200)" $(if $(SEED),SEED="$(SEED)") \
+		$(if $(FROM),FROM="$(abspath $(FROM))") \
+		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::upgrade::a_long -- \
+		--ignored --nocapture
 
 # KIND names the killed process: an instance on `fjall` or `aerospike`, the Aerospike server with records in a `file` or
 # in `memory`, or instances, brokers and nodes of a `cluster`.

@@ -91,12 +91,14 @@ pub struct InstanceProcesses<'g> {
     testbed: &'g TestBed,
     /// Whether members are static (`group.instance.id`): one that returns within the session gets its partitions back.
     are_static: bool,
+    /// Program of each slot; `None`: the program of this tree.
+    programs: [Option<PathBuf>; INSTANCES],
     members: [Option<Member>; INSTANCES],
 }
 
 impl<'g> InstanceProcesses<'g> {
     pub fn new(testbed: &'g TestBed, are_static: bool) -> Self {
-        InstanceProcesses { testbed, are_static, members: Default::default() }
+        InstanceProcesses { testbed, are_static, programs: Default::default(), members: Default::default() }
     }
 }
 
@@ -109,6 +111,28 @@ impl InstanceProcesses<'_> {
     pub fn address(&self, slot: usize) -> Option<String> {
         self.members[slot].as_ref()?;
         Some(fs::read_to_string(self.address_file(slot)).ok()?.trim().to_owned())
+    }
+
+    /// Sets the program of the next starts of a slot; `None`: the program of this tree.
+    pub fn use_program(&mut self, slot: usize, program: Option<PathBuf>) {
+        self.programs[slot] = program;
+    }
+
+    /// Waits until the instance, which was asked to stop, has ended.
+    pub fn wait_until_stopped(&mut self, slot: usize) {
+        if let Some(member) = &mut self.members[slot] {
+            wait(&mut member.child, &member.log);
+        }
+        self.check_alive();
+    }
+
+    /// Returns the command with the program of a slot.
+    fn with_program(&self, slot: usize, command: Command) -> Command {
+        let Some(program) = &self.programs[slot] else { return command };
+        let mut other = Command::new(program);
+        other.args(command.get_args()).env_clear();
+        other.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        other
     }
 
     /// Waits until every instance has ended by itself with exit code 1.
@@ -130,7 +154,8 @@ impl InstanceSet for InstanceProcesses<'_> {
         let address = self.address_file(slot);
         fs::remove_file(&address).ok();
         let address = address.to_str().unwrap();
-        let mut command = self.testbed.command(&["run", "--exit-with-stdin", "--http-address-file", address]);
+        let command = self.testbed.command(&["run", "--exit-with-stdin", "--http-address-file", address]);
+        let mut command = self.with_program(slot, command);
         if self.are_static {
             command.env("UTXO_STORE__KAFKA__INSTANCE_ID", format!("torture-{slot}"));
         }

@@ -17,6 +17,7 @@ mod node_deaths;
 mod nodes;
 mod snapshot_kills;
 mod soak;
+mod upgrade;
 #[cfg(feature = "vault")]
 mod vault_kills;
 
