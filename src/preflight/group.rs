@@ -25,6 +25,19 @@ pub fn position_problem(group: &str, position: &GroupPosition) -> Option<String>
     Some(format!("{at}: {why}; {remedy}"))
 }
 
+/// Describes why the chain could not resume at its offset in the chain log, in a topic of blocks or in the decisions;
+/// `None`: no problem. The chain can skip no offset: the metadata of its commit has its state, and Kafka's tools commit
+/// none.
+pub fn chain_position_problem(group: &str, position: &GroupPosition) -> Option<String> {
+    let Some(next) = position.committed.as_ref().map(|committed| committed.offset) else {
+        return position_problem(group, position);
+    };
+    let why = offset_out_of_range(next, position.low, position.high)?;
+    let remedy = "restore the topic, or begin a new log with the outputs of the store (`utxo-set export`); do not set \
+                  an offset by hand: such a commit has no state of the chain";
+    Some(format!("{}: {why}; {remedy}", position.at))
+}
+
 /// Describes the halted partitions of the validated transactions. A start retries each at its offset.
 pub fn describe_halts(commits: &[(i32, CommittedOffset)]) -> Vec<String> {
     let halted = |(number, committed): &(i32, CommittedOffset)| Some((*number, Halt::from_commit(committed)?.why));
@@ -54,6 +67,20 @@ mod tests {
         assert!(ahead.contains("offset 10 is next") && ahead.contains("needs a new group"), "{ahead}");
         let unread = problem(None, (3, 9));
         assert!(unread.contains("no longer holds offsets 0 to 3") && unread.contains("--group g"), "{unread}");
+    }
+
+    #[test]
+    fn the_chain_can_skip_no_offset() {
+        let problem = |next: Option<u64>, (low, high)| {
+            let at = TopicPartition { topic: "chain".into(), partition: 0 };
+            let committed = next.map(|offset| CommittedOffset { offset, metadata: String::new() });
+            chain_position_problem("g.chain", &GroupPosition { at, low, high, committed }).unwrap_or_default()
+        };
+        assert_eq!(problem(Some(3), (3, 9)), "");
+        let lost = problem(Some(2), (4, 5));
+        assert!(lost.starts_with("chain/0: offset 2 is next, but the topic holds 4 to 5; "), "{lost}");
+        assert!(!lost.contains("--reset-offsets") && lost.contains("utxo-set export"), "{lost}");
+        assert!(problem(None, (3, 9)).contains("--group g.chain --reset-offsets"));
     }
 
     #[test]

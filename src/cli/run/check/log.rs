@@ -18,7 +18,7 @@ use crate::{
     instance::{InstanceSettings, frontier::Frontier, start::check_decisions},
     preflight::{
         CheckOutcome, Finding,
-        group::{describe_halts, position_problem},
+        group::{chain_position_problem, describe_halts, position_problem},
         replication::offsets_topic_problem,
         rights::{missing_group_rights, missing_topic_rights},
         topics::ObservedTopic,
@@ -146,7 +146,7 @@ async fn check_offsets(
     let problems: Vec<_> = validated.iter().filter_map(|position| position_problem(group, position)).collect();
     let chain = read_positions(broker, &chain_group, settings.topic_name(Topic::Chain)).await?;
     let mut chain_problems: Vec<_> =
-        chain.iter().filter_map(|position| position_problem(&chain_group, position)).collect();
+        chain.iter().filter_map(|position| chain_position_problem(&chain_group, position)).collect();
     match read_chain_state(&frontier) {
         Err(problem) => chain_problems.push(problem),
         Ok(state) if frontier.chain_commit.is_some() => {
@@ -158,7 +158,7 @@ async fn check_offsets(
                 let (low, high) = broker.watermarks(&at).await?;
                 let committed = Some(CommittedOffset { offset: next, metadata: String::new() });
                 let position = GroupPosition { at, low, high, committed };
-                chain_problems.extend(position_problem(&chain_group, &position));
+                chain_problems.extend(chain_position_problem(&chain_group, &position));
             }
         }
         Ok(_) => {}
