@@ -186,7 +186,9 @@ pub(super) fn describe_error(error: &::fjall::Error) -> String {
     match error {
         ::fjall::Error::Io(error) => error.to_string(),
         ::fjall::Error::Unrecoverable => "fjall cannot recover the files".into(),
-        ::fjall::Error::Poisoned => "an earlier write failed; reopen the store".into(),
+        ::fjall::Error::Poisoned => {
+            "an earlier write failed (see the log; a full disk?): mend the cause, then start again".into()
+        }
         error => join_lines(&error.to_string()),
     }
 }
