@@ -119,6 +119,30 @@ async fn a_store_that_lost_a_part_is_refused_and_sentinels_are_added() {
     assert!(matches!(start_error(&world, &store).await, InstanceError::Meta(MetaError::PartLost { .. })));
 }
 
+/// Plays `docs/operating/exits/lost-part.md` for a device that is lost with its data.
+/// Protects: the rest of the records is refused, and the rebuilt store has the state of the whole one.
+#[tokio::test(start_paused = true)]
+async fn a_lost_part_ends_with_a_rebuilt_store() {
+    let world = World::new().await;
+    let [winner, _] = run_rivals_and_block(&world).await;
+    let engine = Arc::new(MemoryEngine::new(Rules::main(288)).with_losable_parts());
+    let store = StateStore::new(engine.clone(), world.store.settings);
+    instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await.unwrap();
+    let whole = digest(&store).await;
+    engine.put(Key::Sentinel(9), None);
+    engine.put(Key::master(winner.txid), None);
+    let error = start_error(&world, &store).await;
+    assert!(matches!(&error, InstanceError::Meta(MetaError::PartLost { missing: 1, all: 256 })), "{error}");
+
+    let rebuilt = rebuild(&world).await;
+    assert_eq!(digest(&rebuilt).await, whole);
+    let moved = world.beside(rebuilt.engine.clone());
+    let child = spend(&[winner.coin(1)], 1, 5);
+    moved.validate(&child).await;
+    moved.run_until_consumed().await;
+    assert!(is_live(&rebuilt, &child).await);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_rebuild_that_was_killed_is_refused() {
     let world = World::new().await;
@@ -169,4 +193,39 @@ async fn one_of_two_instances_with_separate_stores_ends() {
     let why = ended.expect_err("one of them sees the other's committed offsets").to_string();
     assert!(why.contains("the store is not the one"), "{why}");
     assert_eq!(world.end("chain", 0).await, 0, "no parent was proven missing");
+}
+
+/// Plays `docs/operating/exits/crossed-stores.md`: each of two instances of one group has a store of its own.
+/// Protects: neither store is whole, and the rebuilt store has the events of both.
+#[tokio::test(start_paused = true)]
+async fn two_crossed_stores_end_with_one_rebuilt_store() {
+    let world = World::new().await;
+    let own = || world.beside(new_store(&world).engine).start();
+    let (mut one, mut other) = (own(), own());
+    let mut made = Vec::new();
+    for tag in 1..=20 {
+        made.push(spend(&[world.seed(tag, 1).await.coin(0)], 1, tag));
+    }
+    let children: Vec<Made> = made.iter().zip(101..).map(|(parent, tag)| spend(&[parent.coin(0)], 1, tag)).collect();
+    made.extend(children);
+    for tx in &made {
+        world.validate(tx).await;
+    }
+    let (is_one, ended) = tokio::select! {
+        ended = &mut one.task => (true, ended),
+        ended = &mut other.task => (false, ended),
+    };
+    let why = ended.unwrap().expect_err("the store of one lacks what the other has committed").to_string();
+    assert!(why.contains("the store is not the one"), "{why}");
+    let left = if is_one { other } else { one };
+    left.kill().await;
+
+    let rebuilt = rebuild(&world).await;
+    let moved = world.beside(rebuilt.engine.clone());
+    moved.run_until_consumed().await;
+    for tx in &made {
+        assert!(is_live(&rebuilt, tx).await);
+    }
+    assert_eq!(world.end("chain", 0).await, 0, "no parent was proven missing");
+    assert_eq!(digest(&rebuild(&moved).await).await, digest(&rebuilt).await);
 }

@@ -312,6 +312,54 @@ async fn a_position_below_the_first_offset_halts_its_partition() {
     running.stop().await;
 }
 
+/// Plays `docs/operating/exits/lost-offsets.md` for a partition of the validated transactions.
+/// Protects: a retry skips nothing, the events behind the accepted offset are applied, and the deleted ones once they
+/// are produced again.
+#[tokio::test(start_paused = true)]
+async fn a_deleted_range_is_passed_over_and_produced_again() {
+    let world = World::new().await;
+    for tag in 1..=40 {
+        world.seed(tag, 1).await;
+    }
+    world.run_until_consumed().await;
+    let later: Vec<Made> = (41..=80).map(|tag| World::partial(tag, 1)).collect();
+    for made in &later {
+        world.produce_partial(made).await;
+    }
+    let at = TopicPartition { topic: "txs".into(), partition: 1 };
+    let committed = world.broker.committed(GROUP, std::slice::from_ref(&at)).await.unwrap()[0].clone().unwrap().offset;
+    let low = committed + 2;
+    assert!(low < world.end("txs", 1).await);
+    world.broker.truncate(&at, low).unwrap();
+
+    let halted = world.start();
+    pause().await;
+    let answer = ask(&halted, 1, PartitionCommand::Retry).await;
+    assert!(!is_done(&answer), "{answer:?}");
+    pause().await;
+    let why = reason(&halted).expect("a retry does not accept the loss");
+    assert!(why.contains(&format!("offset {committed} is next, but the topic holds {low} to ")), "{why}");
+    halted.stop().await;
+    reset_offsets(&world, GROUP, &at, low).await;
+    let running = world.start();
+    world.until_consumed().await;
+    assert_eq!(reason(&running), None);
+    let lost: Vec<&Made> = later.iter().filter(|made| partition(made) == 1).take(2).collect();
+    for made in &later {
+        let is_lost = lost.iter().any(|lost| lost.txid == made.txid);
+        assert_eq!(world.page(made).await.is_none(), is_lost, "{}", made.txid);
+    }
+    for made in &lost {
+        world.produce_partial(made).await;
+    }
+    world.until_consumed().await;
+    running.stop().await;
+    for made in &later {
+        assert_eq!(world.page(made).await.unwrap().state(), TxState::Live);
+    }
+    assert_eq!((world.count("chain").await, world.count("dead-letters").await), (0, 0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_chain_offset_below_the_first_offset_halts_the_chain() {
     let world = World::new().await;

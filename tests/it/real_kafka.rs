@@ -27,6 +27,8 @@ use crate::{
     demo,
     harness::spend,
     kafka_server::{ClusterSetup, KafkaServer, addresses},
+    preflight::consume,
+    replay_from_offsets::digest_of,
     run::{Bench, assert_refused, block_on, until},
     transactional::seeded,
 };
@@ -176,6 +178,30 @@ fn a_generated_block_is_verified_and_a_truncated_partition_halts() {
     let mut instance = bench.start_with(&other);
     instance.signal("TERM");
     assert_eq!(instance.wait().code(), Some(0));
+}
+
+/// Plays `docs/operating/exits/lost-offsets.md`: both groups lose their commits, over a store that was never pruned.
+/// Protects: the group reads its log again from the beginning, and the state stays.
+#[test]
+fn a_group_without_commits_reads_its_log_again() {
+    let Some(server) = KafkaServer::shared() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    bench.create_topics();
+    bench.seed(20);
+    bench.produce("chain", b"", b"no event");
+    let keep = [("UTXO_STORE__PRUNE__ENABLED", "false")];
+    consume(&bench, &keep, 20);
+    assert_eq!(chain_offset(&bench), 1);
+    let before = digest_of(&bench.store_url());
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", server.bootstrap_servers()).create().unwrap();
+    let (group, chain_group) = (bench.group(), format!("{}.chain", bench.group()));
+    until("both groups are deleted", || {
+        block_on(async { admin.delete_groups(&[&group, &chain_group], &AdminOptions::new()).await.unwrap() });
+        (bench.committed(), chain_offset(&bench)) == (0, 0)
+    });
+    consume(&bench, &keep, 20);
+    assert_eq!((chain_offset(&bench), digest_of(&bench.store_url())), (1, before));
 }
 
 #[test]

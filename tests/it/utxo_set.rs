@@ -13,10 +13,11 @@ use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     blob::BlobStore,
+    broker::NewTopic,
     engine::{StoreUrl, memory::MemoryEngine},
     event::{Event, PartialOutput, PartialTxEvent},
     instance::InstanceError,
-    record::{StoredOutput, build::KnownOutput},
+    record::{StoredOutput, TxState, build::KnownOutput},
     store::{
         StateStore,
         digest::{StateDigest, Survey, survey},
@@ -34,7 +35,7 @@ use utxo_store::{
 };
 
 use crate::{
-    harness::{Coin, World, WorldSettings, coinbase, spend},
+    harness::{Coin, PARTITIONS, World, WorldSettings, coinbase, spend},
     made_blocks::MadeBlock,
     sequencing::assert_halt_without_a_write,
     snapshots,
@@ -457,6 +458,33 @@ async fn an_exported_store_is_imported_with_the_same_digest() {
         import_file(&other.store, &file).await.unwrap();
         assert_eq!(surveyed(&other.store).await.digest, surveyed(&world.store).await.digest);
     }
+}
+
+/// Plays `docs/operating/exits/recreated-topic.md`: the store is exported, and a new log begins behind its outputs.
+/// Protects: the new store has the outputs of the old one, takes the unmined payment again, and connects the next
+/// block.
+#[tokio::test(start_paused = true)]
+async fn a_recreated_topic_ends_with_a_new_log_from_the_store() {
+    let world = World::new().await;
+    let set = MadeSet::of_real_blocks(300);
+    import_file(&world.store, &set.reference_file()).await.unwrap();
+    let coins: Vec<Coin> = set.mature_coins().take(2).collect();
+    let unmined = spend(&coins[1..], 1, 5);
+    world.validate_at(&unmined, set.height + 1).await;
+    world.run_until_consumed().await;
+    world.broker.recreate_topic(&NewTopic { name: "txs".into(), partitions: PARTITIONS, config: vec![] }).unwrap();
+    let refused = world.start().ended().await;
+    assert!(matches!(refused, Err(InstanceError::Meta(MetaError::TopicRecreated { .. }))), "{refused:?}");
+
+    let file = exported(&world).await.unwrap();
+    // Another world has new topics, a group that has committed nothing, and an empty store.
+    let fresh = World::new().await;
+    let report = import_file(&fresh.store, &file).await.unwrap();
+    assert_eq!((report.height, report.totals.outputs), (set.height, set.outputs()));
+    assert_eq!(report.totals.satoshis, set.satoshis());
+    fresh.validate_at(&unmined, set.height + 1).await;
+    check_instance_continues(&fresh, &set).await;
+    assert_eq!(fresh.page(&unmined).await.unwrap().state(), TxState::Live);
 }
 
 /// Protects: the file is the set of the tip, whatever transactions are not mined yet.
