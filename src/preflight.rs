@@ -1,6 +1,7 @@
-//! Findings about topics, rights and offsets before an instance starts (`run --check`, `topics check`). Pure:
-//! `cli::run::check` asks the brokers and the store.
+//! Findings about topics, rights and offsets before an instance starts (`run --check`, `doctor`, `topics check`). Pure:
+//! `cli::checks` asks the brokers and the store.
 
+pub mod cause;
 pub mod group;
 pub mod message_size;
 pub mod replication;
@@ -13,6 +14,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use self::cause::Cause;
 use crate::text::one_line;
 
 /// Result of one check, from the least to the most serious.
@@ -39,12 +41,23 @@ pub struct Finding {
     /// State that was found, with the remedy where the check did not pass; one line.
     #[serde(rename = "told")]
     pub message: String,
+    /// Cause of a warning or a failure, where the cause is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cause>,
 }
 
 impl Finding {
     /// Creates a finding whose message is made fit for one line.
     pub fn new(check: impl Into<String>, outcome: CheckOutcome, message: impl AsRef<str>) -> Self {
-        Finding { check: check.into(), outcome, message: one_line(message.as_ref()).into_owned() }
+        Finding { check: check.into(), outcome, message: one_line(message.as_ref()).into_owned(), cause: None }
+    }
+
+    /// Adds the cause to a warning or a failure.
+    pub fn with_cause(self, cause: Cause) -> Self {
+        match self.outcome {
+            CheckOutcome::Warning | CheckOutcome::Failed => Finding { cause: Some(cause), ..self },
+            CheckOutcome::Skipped | CheckOutcome::Ok => self,
+        }
     }
 
     /// Creates a finding that is `Failed` with the error.
@@ -77,7 +90,7 @@ impl Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding { check, outcome, message } = self;
+        let Finding { check, outcome, message, .. } = self;
         // Capitals make warnings and failures visible in a long list.
         let outcome = match outcome {
             CheckOutcome::Skipped => "skipped",

@@ -4,7 +4,7 @@ mod register;
 mod settle;
 mod verdicts;
 
-use std::{io::Write, time::Duration};
+use std::{collections::BTreeMap, io::Write, time::Duration};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -202,6 +202,23 @@ impl SettleArgs {
             }
         })
     }
+}
+
+/// Counts the dead letters that are not settled, by class.
+///
+/// # Errors
+/// The brokers do not answer, or there is no topic of dead letters.
+pub(super) async fn count_unsettled(
+    broker: &dyn Broker,
+    topics: &Topics,
+) -> Result<BTreeMap<&'static str, usize>, BrokerError> {
+    let entries = read_dead_letters(broker, topics, &Filter::default(), false).await?;
+    let verdicts = read_verdicts(broker, topics, missing_parent_txids(&entries)).await?;
+    let mut counts = BTreeMap::new();
+    for entry in entries.iter().filter(|entry| !entry.txid.is_some_and(|txid| verdicts.accepts(&txid))) {
+        *counts.entry(entry.letter.class.name()).or_default() += 1;
+    }
+    Ok(counts)
 }
 
 /// Returns the transactions of dead letters whose parent was missing: a later verdict can have accepted them.

@@ -15,10 +15,12 @@
 //! | 5 | fenced: another process has the same `kafka.instance_id` and continues; do not start this process again |
 
 mod bridge;
+mod checks;
 pub mod command;
 mod config;
 mod dead_letters;
 pub mod demo;
+mod doctor;
 mod dump;
 mod empty_store;
 pub mod events;
@@ -114,6 +116,8 @@ commands! {
     Demo(demo::DemoArgs),
     /// Turn block files into events and produce them to the log
     Generate(generate::GenerateArgs),
+    /// Look for everything that needs an operator, and print what to do first
+    Doctor(doctor::DoctorArgs),
     /// Create the topics, or check existing topics
     Topics(topics::TopicsCommand),
     /// Count the content of a store and print its state digest

@@ -1,13 +1,11 @@
 //! `utxo-store run`: runs one instance until a signal.
 
-mod check;
-
 use std::path::PathBuf;
 
 use clap::Args;
 
 use super::{
-    CliResult, ConfigArgs, block_on, opening,
+    CliResult, ConfigArgs, block_on, checks, opening,
     serving::{self, ApiSource, HttpOptions},
     signals,
 };
@@ -50,7 +48,7 @@ impl RunArgs {
     pub(super) fn run(self) -> CliResult {
         let config = self.config.load();
         if self.check {
-            return block_on(check::check(config, self.json));
+            return block_on(checks::check(config, self.json));
         }
         let config = config?;
         opening::start_logging(&config)?;

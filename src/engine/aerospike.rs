@@ -12,6 +12,7 @@
 //! | `index`, `scan` | queries by secondary index, scans with a cursor |
 //! | `checks`, `info` | checks of a cluster before it is used |
 //! | `incarnation` | the identity of the running nodes |
+//! | `room` | the lack of room that nodes report |
 //! | `members` | with several copies: the nodes of the present cluster, and the client that talks to them |
 //! | `view`, `fence_record` | views of a cluster, and the fences that keep left-out nodes away |
 //! | `cluster_hosts`, `info_connection` | info commands to all hosts, also to nodes that are in no cluster |
@@ -37,6 +38,7 @@ mod names;
 mod native;
 mod packed;
 mod rewrite;
+mod room;
 mod scan;
 mod selected;
 mod settings;
@@ -60,8 +62,8 @@ use ::aerospike::{BatchOperation, BatchReadPolicy, Bins, Client, IndexMap, Resul
 use async_trait::async_trait;
 
 use super::{
-    Cursor, EngineError, Incarnation, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, ScanPart, Set,
-    local::closed_error,
+    Cursor, EngineError, Incarnation, Index, KeyPage, RecordEngine, RoomShortage, Row, RowResult, ScanPage, ScanPart,
+    Set, local::closed_error,
 };
 use crate::record::{Key, Record, Rules, SelectedPage, Selection};
 use bins::BadRecord;
@@ -271,6 +273,11 @@ impl RecordEngine for AerospikeEngine {
     async fn check_flushing(&self) -> Result<(), EngineError> {
         let ConnectedCluster { nodes, policies, location, incarnations, .. } = self.require_open("check flushing")?;
         incarnations.check_flushing(&nodes.client(), &policies.admin, &location.namespace).await
+    }
+
+    async fn shortages(&self) -> Result<Vec<RoomShortage>, EngineError> {
+        let ConnectedCluster { nodes, policies, location, .. } = self.require_open("shortages")?;
+        room::read_shortages(&nodes.client(), &policies.admin, &location.namespace).await
     }
 
     async fn close(&self) -> Result<(), EngineError> {

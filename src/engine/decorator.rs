@@ -5,8 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Cursor, EngineError, Incarnation, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, ScanPart, Set, keys_of,
-    select,
+    Cursor, EngineError, Incarnation, Index, KeyPage, RecordEngine, RoomShortage, Row, RowResult, ScanPage, ScanPart,
+    Set, keys_of, select,
 };
 use crate::record::{Key, Record, SelectedPage, Selection};
 
@@ -167,6 +167,10 @@ impl<D: EngineDecorator> RecordEngine for D {
 
     async fn check_flushing(&self) -> Result<(), EngineError> {
         EngineDecorator::check_flushing(self).await
+    }
+
+    async fn shortages(&self) -> Result<Vec<RoomShortage>, EngineError> {
+        self.inner().shortages().await
     }
 
     async fn close(&self) -> Result<(), EngineError> {

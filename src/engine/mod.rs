@@ -169,6 +169,15 @@ pub struct KeyPage {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Incarnation(pub String);
 
+/// A lack of room on one server of a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoomShortage {
+    /// Server and figures, in one line.
+    pub message: String,
+    /// The server refuses writes; otherwise the server will soon.
+    pub refuses_writes: bool,
+}
+
 /// A store of records.
 ///
 /// # Contract
@@ -271,6 +280,12 @@ pub trait RecordEngine: Send + Sync + 'static {
     /// second at most.
     async fn check_flushing(&self) -> Result<(), EngineError> {
         Ok(())
+    }
+
+    /// Asks the servers of the store for lack of room. A store on a local disk has no shortages; neither has a store
+    /// whose server does not report its room.
+    async fn shortages(&self) -> Result<Vec<RoomShortage>, EngineError> {
+        Ok(Vec::new())
     }
 
     /// Finishes the calls in flight and releases files and connections; later calls fail with [`ErrorKind::Fatal`].

@@ -11,7 +11,7 @@ use reqwest::{Client, Method, StatusCode, header};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use url::Url;
 
-use crate::text::one_line;
+use crate::text::{causes, one_line};
 
 /// Longest time to connect, and to wait for an answer besides the wait that the request asks for.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -200,15 +200,4 @@ impl JsonServer {
     fn malformed(&self, message: &dyn std::fmt::Display) -> ClientError {
         ClientError::Malformed { server: self.base.to_string(), message: message.to_string() }
     }
-}
-
-/// Joins the messages of an error and of its causes: the last one names the fault of the connection.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
 }

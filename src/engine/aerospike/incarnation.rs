@@ -152,7 +152,7 @@ impl IncarnationTracker {
 }
 
 /// Sends all commands to every node at once; `parse` gets the answers of a node in the order of the commands.
-async fn ask_each<const N: usize, T>(
+pub async fn ask_each<const N: usize, T>(
     nodes: &[Arc<Node>],
     policy: &AdminPolicy,
     commands: &[&str; N],
@@ -174,7 +174,7 @@ fn missing(node: &str, what: &str) -> EngineError {
     unknown_incarnation(format!("node `{node}` does not report its {what}"))
 }
 
-fn parse_node(node: &str) -> Result<String, EngineError> {
+pub fn parse_node(node: &str) -> Result<String, EngineError> {
     if node.is_empty() { Err(missing(node, "id")) } else { Ok(node.to_owned()) }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use super::{CheckReport, LogState, with_timeout};
+use super::{ANSWER_TIMEOUT, CheckReport, LogState, no_answer, with_timeout};
 use crate::{
     blob::{BlobStore, BlobUrl, Intent},
     cli::{
@@ -13,16 +13,24 @@ use crate::{
     config::Config,
     engine::{OpenError, StoreUrl, fjall::OpenFjallError},
     instance::InstanceSettings,
-    preflight::{CheckOutcome, Finding},
+    preflight::{CheckOutcome, Finding, cause::Cause},
     record::MetaRecord,
     store::{
         StateStore,
         meta::{MetaError, StoreMeta},
         ownership::{verify_above_floor, verify_has_consumed},
         restart_detector::durability_lag,
+        topics::verify_topic_binding,
     },
     telemetry::Metrics,
 };
+
+/// Name of the checks of the meta record.
+const STORE: &str = "store";
+/// Name of the check of the store's servers for room.
+const ROOM: &str = "room";
+/// Free bytes below which a disk counts as full: engines write in steps of up to some hundred megabytes.
+const FULL_DISK: u64 = 1 << 30;
 
 /// Checks the store, and compares it with the log if the state of the log is known.
 pub(super) async fn check_state(
@@ -41,26 +49,29 @@ pub(super) async fn check_state(
         Ok(None) => {
             let finding = match log_state {
                 Some(log_state) if log_state.frontier.has_commits() => {
-                    Finding::failed("store", MetaError::NamespaceLost)
+                    Finding::failed(STORE, MetaError::NamespaceLost).with_cause(Cause::LostNamespace)
                 }
-                _ => Finding::new("store", CheckOutcome::Ok, "no store yet: the first start creates the store"),
+                _ => Finding::new(STORE, CheckOutcome::Ok, "no store yet: the first start creates the store"),
             };
             (vec![finding], StoreState { meta: None, is_known: true })
         }
         Err(error) => {
-            let remedy = match error {
-                OpenError::Fjall(OpenFjallError::InUse(_)) => "; read /health/ready of that process, or stop it first",
-                _ => "",
+            let (remedy, cause) = match error {
+                OpenError::Fjall(OpenFjallError::InUse(_)) => {
+                    ("; read /health/ready of that process, or stop it first", Cause::StoreInUse)
+                }
+                _ => ("", Cause::StoreAway),
             };
-            let reason = format!("{error} (store.url){remedy}");
-            (vec![Finding::failed("store", reason)], StoreState { meta: None, is_known: false })
+            let finding = Finding::failed(STORE, format!("{error} (store.url){remedy}")).with_cause(cause);
+            (vec![finding], StoreState { meta: None, is_known: false })
         }
     };
-    report.print(findings)?;
-    report.print([check_blobs(config, &found, &metrics).await])?;
+    report.add(findings)?;
+    report.add(check_disk(&config.store.url))?;
+    report.add([check_blobs(config, &found, &metrics).await.with_cause(Cause::Blobs)])?;
     let blocks = opening::open_objects(config, &metrics).await.map(|objects| objects.is_some());
     let bodies = opening::open_event_bodies_for(Intent::Read, config, &metrics).await.map(|bodies| bodies.is_some());
-    Ok(report.print([
+    Ok(report.add([
         check_objects("objects of large blocks", blocks, "objects.url and sequencer.objects_url are not set"),
         check_objects("objects of large transactions", bodies, "objects.url is not set"),
     ])?)
@@ -71,7 +82,7 @@ fn check_objects(check: &'static str, opened: Result<bool, OpeningError>, unset:
     match opened {
         Ok(true) => Finding::new(check, CheckOutcome::Ok, "the place of the objects can be opened"),
         Ok(false) => Finding::new(check, CheckOutcome::Skipped, unset),
-        Err(error) => Finding::failed(check, Failure::from(error).message()),
+        Err(error) => Finding::failed(check, Failure::from(error).message()).with_cause(Cause::Blobs),
     }
 }
 
@@ -94,17 +105,88 @@ async fn check_records(
     let blobs = config.store.blob_url().ok().flatten().map(|_| BlobStore::memory());
     let store = store.clone().with_blobs(blobs);
     let group_has_offsets = log_state.is_some_and(|log_state| log_state.frontier.has_commits());
-    match with_timeout(StoreMeta::of(&store).inspect(group_has_offsets)).await {
-        Ok(meta) => {
+    let inspected = tokio::time::timeout(ANSWER_TIMEOUT, StoreMeta::of(&store).inspect(group_has_offsets)).await;
+    let failure = match inspected {
+        Ok(Ok(meta)) => {
             let findings = vec![
                 describe_store(config, meta.as_ref(), store.engine.layout_name()),
                 compare_with_log(log_state, meta.as_ref()),
                 check_durability(settings, &store).await,
+                check_room(&store).await,
             ];
-            (findings, StoreState { meta, is_known: true })
+            return (findings, StoreState { meta, is_known: true });
         }
-        Err(reason) => (vec![Finding::failed("store", reason)], StoreState { meta: None, is_known: false }),
+        Ok(Err(error)) => Finding::failed(STORE, &error).with_cause(cause_of(&error)),
+        Err(_) => Finding::failed(STORE, no_answer()).with_cause(Cause::StoreAway),
+    };
+    (vec![failure], StoreState { meta: None, is_known: false })
+}
+
+/// Returns the cause behind a refusal of a store.
+fn cause_of(error: &MetaError) -> Cause {
+    match error {
+        MetaError::NamespaceLost | MetaError::ForeignRecords | MetaError::NoMetaRecord => Cause::LostNamespace,
+        MetaError::PartLost { .. } => Cause::LostPart,
+        MetaError::ChainRecreated { .. } | MetaError::TopicRecreated { .. } | MetaError::OtherPartitions { .. } => {
+            Cause::RecreatedTopic
+        }
+        MetaError::StoreBehindGroup { .. } | MetaError::Migrated => Cause::CrossedStores,
+        MetaError::BelowFloor { .. } => Cause::LostOffsets,
+        MetaError::OtherNetwork { .. } | MetaError::OtherBatchSize { .. } | MetaError::OtherLayout { .. } => {
+            Cause::StoreFacts
+        }
+        MetaError::NoBlobStore => Cause::Blobs,
+        MetaError::Damaged => Cause::DamagedRecords,
+        MetaError::Engine(_) => Cause::StoreAway,
+        MetaError::StoreInUse
+        | MetaError::UnfinishedRebuild { .. }
+        | MetaError::RebuildTakenOver
+        | MetaError::UnfinishedRestore
+        | MetaError::RestoreNotEmpty
+        | MetaError::RestoreTakenOver
+        | MetaError::HeldBySnapshot { .. }
+        | MetaError::HoldLost
+        | MetaError::HoldTakenOver
+        | MetaError::NodeRestarted => Cause::UnfinishedLoad,
     }
+}
+
+/// Checks that the servers of the store take writes.
+async fn check_room(store: &StateStore) -> Finding {
+    let shortages = match with_timeout(store.engine.shortages()).await {
+        Ok(shortages) => shortages,
+        Err(reason) => return Finding::failed(ROOM, reason).with_cause(Cause::StoreAway),
+    };
+    let messages = |refuses: bool| {
+        let found = shortages.iter().filter(|shortage| shortage.refuses_writes == refuses);
+        found.map(|shortage| shortage.message.clone()).collect::<Vec<_>>()
+    };
+    let finding = Finding::from_problems(ROOM, "no server of the store lacks room", &messages(true), &messages(false));
+    finding.with_cause(Cause::FullDevice)
+}
+
+/// Checks that the disk of a store in a directory has room; nothing for other stores.
+fn check_disk(url: &StoreUrl) -> Option<Finding> {
+    const CHECK: &str = "disk";
+    let StoreUrl::Fjall(directory, _) = url else { return None };
+    // Before the first start the directory does not exist; the disk is that of the nearest directory above.
+    let existing = directory.ancestors().find(|path| path.exists())?;
+    let finding = match rustix::fs::statvfs(existing) {
+        Ok(disk) => judge_disk(CHECK, disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize),
+        Err(error) => Finding::new(CHECK, CheckOutcome::Skipped, format!("the disk does not report its room: {error}")),
+    };
+    Some(finding.with_cause(Cause::FullDevice))
+}
+
+/// Judges the room of a disk in bytes.
+fn judge_disk(check: &str, free: u64, size: u64) -> Finding {
+    let message = format!("{:.1} GB of {:.1} GB are free", free as f64 / 1e9, size as f64 / 1e9);
+    let outcome = match () {
+        () if free < FULL_DISK => CheckOutcome::Failed,
+        () if free < size / 20 => CheckOutcome::Warning,
+        () => CheckOutcome::Ok,
+    };
+    Finding::new(check, outcome, message)
 }
 
 fn describe_store(config: &Config, meta: Option<&MetaRecord>, layout: Option<&str>) -> Finding {
@@ -127,7 +209,7 @@ fn describe_store(config: &Config, meta: Option<&MetaRecord>, layout: Option<&st
         )
     });
     let cautions: Vec<String> = volatile.into_iter().chain(retention).collect();
-    Finding::from_problems("store", &message, &[], &cautions)
+    Finding::from_problems(STORE, &message, &[], &cautions)
 }
 
 /// Checks that the store was made from this log, as far as the state of the log is known.
@@ -147,16 +229,24 @@ fn compare_with_log(log_state: Option<&LogState>, meta: Option<&MetaRecord>) -> 
         ];
         problems.extend(results.into_iter().filter_map(Result::err));
     }
+    // Each topic differs where the store belongs to another group; one topic differs where that topic was recreated.
+    let is_foreign = log_state.identity.topics.len() > 1
+        && log_state.identity.topics.iter().all(|topic| verify_topic_binding(meta, topic).is_err());
+    let cause = match problems.first() {
+        Some(_) if is_foreign => Cause::CrossedStores,
+        Some(error) => cause_of(error),
+        None => Cause::CrossedStores,
+    };
     let problems: Vec<String> = problems.iter().map(MetaError::to_string).collect();
     let message = "the store was made from this log, and has consumed the committed offsets";
-    Finding::from_problems(CHECK, message, &problems, &[])
+    Finding::from_problems(CHECK, message, &problems, &[]).with_cause(cause)
 }
 
 async fn check_durability(settings: &InstanceSettings, store: &StateStore) -> Finding {
     const CHECK: &str = "durability";
     let lag = match durability_lag(store.engine.as_ref(), settings.durability_lag) {
         Ok(lag) => lag,
-        Err(error) => return Finding::failed(CHECK, error),
+        Err(error) => return Finding::failed(CHECK, error).with_cause(Cause::Configuration),
     };
     if lag.is_zero() {
         return Finding::new(CHECK, CheckOutcome::Ok, "the store keeps every acknowledged write");
@@ -168,7 +258,7 @@ async fn check_durability(settings: &InstanceSettings, store: &StateStore) -> Fi
         store.engine.incarnation().await
     });
     let unknown = |reason| format!("restarts of nodes cannot be detected, so no offset would be committed: {reason}");
-    Finding::from_result(CHECK, nodes.await.map(|_| message).map_err(unknown))
+    Finding::from_result(CHECK, nodes.await.map(|_| message).map_err(unknown)).with_cause(Cause::StoreAway)
 }
 
 async fn check_blobs(config: &Config, found: &StoreState, metrics: &Arc<Metrics>) -> Finding {
@@ -247,8 +337,12 @@ mod tests {
             chain_id: chain_id.map(|id| [id; 32]),
         };
         let frontier = |consumed, resume| Frontier { consumed, resume, ..Frontier::default() };
-        let fits =
-            || LogState { identity: identity(1, Some(7), 3), frontier: frontier(consumed(5, 50), consumed(3, 30)) };
+        let fits = || LogState {
+            identity: identity(1, Some(7), 3),
+            frontier: frontier(consumed(5, 50), consumed(3, 30)),
+            members: 0,
+            lag: 0,
+        };
         let finding = |log_state| compare_with_log(Some(&log_state), Some(&meta)).to_string();
         assert!(finding(fits()).starts_with("ok "), "{}", finding(fits()));
         for (unfit, words) in [
@@ -272,8 +366,11 @@ mod tests {
             assert!(finding.starts_with("FAILED ") && finding.contains(words), "{finding}");
         }
         // With a recreated topic the findings name neither pruning nor offsets.
-        let recreated =
-            LogState { identity: identity(1, Some(7), 4), frontier: frontier(consumed(9, 99), consumed(0, 0)) };
+        let recreated = LogState {
+            identity: identity(1, Some(7), 4),
+            frontier: frontier(consumed(9, 99), consumed(0, 0)),
+            ..fits()
+        };
         let finding = finding(recreated);
         let names_offsets = finding.contains("pruned") || finding.contains("consumed");
         assert!(!names_offsets && finding.contains("another group"), "{finding}");

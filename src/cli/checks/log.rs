@@ -18,6 +18,7 @@ use crate::{
     instance::{InstanceSettings, frontier::Frontier, start::check_decisions},
     preflight::{
         CheckOutcome, Finding,
+        cause::Cause,
         group::{chain_position_problem, describe_halts, position_problem},
         replication::offsets_topic_problem,
         rights::{missing_group_rights, missing_topic_rights},
@@ -38,30 +39,31 @@ pub(super) async fn check_log(
         Ok(cluster) => {
             let id = cluster.id.as_deref().unwrap_or("without an id");
             let message = format!("cluster {id}, {}", cluster.brokers.join(", "));
-            report.print([Finding::new("brokers", CheckOutcome::Ok, message)])?;
+            report.add([Finding::new("brokers", CheckOutcome::Ok, message)])?;
         }
         Err(error) => {
             let reason = format!("{error} (kafka.brokers; kafka.security for logins and TLS)");
             let rest = Finding::new("topics, permissions and offsets", CheckOutcome::Skipped, "no broker answers");
-            report.print([Finding::failed("brokers", reason), rest])?;
+            report.add([Finding::failed("brokers", reason).with_cause(Cause::Brokers), rest])?;
             return Ok(None);
         }
     }
     let existing = check_topics(config, broker, report).await?;
-    report.print([check_offsets_topic(config, broker).await])?;
-    report.print([check_permissions(settings, broker, &existing).await])?;
+    report.add([check_offsets_topic(config, broker).await.with_cause(Cause::TopicSettings)])?;
+    report.add([check_permissions(settings, broker, &existing).await.with_cause(Cause::Permissions)])?;
     if !settings.state_topics().iter().all(|(topic, _)| existing.contains(topic)) {
         let reason = "one of their topics does not exist, or cannot be described";
-        report.print([Finding::new("offsets", CheckOutcome::Skipped, reason)])?;
+        report.add([Finding::new("offsets", CheckOutcome::Skipped, reason)])?;
         return Ok(None);
     }
     match check_offsets(settings, broker).await {
         Ok((findings, log_state)) => {
-            report.print(findings)?;
+            report.add(findings)?;
             Ok(Some(log_state))
         }
         Err(error) => {
-            report.print([Finding::failed(format!("group {}", settings.pipeline.group), error)])?;
+            let finding = Finding::failed(format!("group {}", settings.pipeline.group), error);
+            report.add([finding.with_cause(Cause::Brokers)])?;
             Ok(None)
         }
     }
@@ -73,12 +75,15 @@ async fn check_topics(config: &Config, broker: &KafkaBroker, report: &mut CheckR
     let needed = Arc::new(needed_log::read(broker, config).await);
     match topics::describe_topics(broker, config, wanted_copies(config), &needed).await {
         Ok(statuses) => {
-            report.print([needed.finding()])?;
-            report.print(statuses.iter().map(|status| status.finding(names.name(status.topic))))?;
+            report.add([needed.finding().with_cause(Cause::TopicSettings)])?;
+            report.add(statuses.iter().map(|status| {
+                let cause = if status.found.is_some() { Cause::TopicSettings } else { Cause::MissingTopic };
+                status.finding(names.name(status.topic)).with_cause(cause)
+            }))?;
             Ok(statuses.iter().filter(|status| status.found.is_some()).map(|status| status.topic).collect())
         }
         Err(error) => {
-            report.print([Finding::failed("topics", error)])?;
+            report.add([Finding::failed("topics", error).with_cause(Cause::Brokers)])?;
             Ok(Vec::new())
         }
     }
@@ -165,19 +170,22 @@ async fn check_offsets(
     }
     let decisions = check_decisions(settings, broker, &frontier).await;
     let identity = LogIdentity::read(broker, &settings.state_topics()).await?;
-    let members = format!("members: {}; of {chain_group}: {}", members[0], members[1]);
+    let described = format!("members: {}; of {chain_group}: {}", members[0], members[1]);
     let lag = |positions: &[GroupPosition]| positions.iter().map(GroupPosition::lag).sum::<u64>();
     let validated_lag = format!("{} partitions, {} messages to read", validated.len(), lag(&validated));
     let chain_lag = format!("{} messages to read", lag(&chain));
     let halts = describe_halts(&frontier.commits);
     let findings = vec![
-        Finding::new(format!("group {group}"), CheckOutcome::Ok, members),
-        Finding::from_problems("offsets of the validated transactions", &validated_lag, &problems, &[]),
-        Finding::from_problems("offsets of the chain", &chain_lag, &chain_problems, &[]),
-        Finding::from_problems("halts", "no partition is halted", &[], &halts),
-        Finding::from_result("decisions", decisions.map(|()| "the decisions were made on this chain")),
+        Finding::new(format!("group {group}"), CheckOutcome::Ok, described),
+        Finding::from_problems("offsets of the validated transactions", &validated_lag, &problems, &[])
+            .with_cause(Cause::LostOffsets),
+        Finding::from_problems("offsets of the chain", &chain_lag, &chain_problems, &[]).with_cause(Cause::LostOffsets),
+        Finding::from_problems("halts", "no partition is halted", &[], &halts).with_cause(Cause::HaltedPartition),
+        Finding::from_result("decisions", decisions.map(|()| "the decisions were made on this chain"))
+            .with_cause(Cause::RecreatedTopic),
     ];
-    Ok((findings, LogState { identity, frontier }))
+    let lag = lag(&validated) + lag(&chain);
+    Ok((findings, LogState { identity, frontier, members: members[0], lag }))
 }
 
 fn read_chain_state(frontier: &Frontier) -> Result<ChainState, String> {
