@@ -43,8 +43,8 @@ impl Halt {
 pub fn never_read_reason(group: &str, low: u64) -> String {
     format!(
         "the topic no longer holds offsets 0 to {low}, and the group has committed nothing: these offsets were never \
-         read; to continue without them, commit a first offset with `kafka-consumer-groups --group {group} \
-         --reset-offsets` and start again"
+         read, or the commits of the group are gone; to continue without them, commit a first offset with \
+         `kafka-consumer-groups --group {group} --reset-offsets` and start again"
     )
 }
 

@@ -54,6 +54,9 @@ pub struct MetaRecord {
     /// Snapshot or UTXO-set file from which the store was loaded, until the store has caught up with the log; `None`:
     /// the store has caught up, or was never loaded.
     pub restored: Option<Box<Restored>>,
+    /// Greatest era in which a sequencer has stamped records. A group whose commits are gone continues in this era; a
+    /// lower one would take every record for the work of a later sequencer.
+    pub chain_era: u32,
     /// MigrationPart of this store; `None`: the store was neither copied, nor is it a copy.
     pub migration: Option<MigrationPart>,
 }

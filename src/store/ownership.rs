@@ -43,12 +43,51 @@ pub trait StoreOwnership: Send + Sync {
     /// The tip is not recorded.
     async fn record_tip(&self, tip: &ChainTip) -> Result<(), MetaError>;
 
+    /// Returns what the store knows of the chain without its group.
+    ///
+    /// # Errors
+    /// The meta record could not be read.
+    async fn recorded_chain(&self) -> Result<RecordedChain, MetaError>;
+
+    /// Records the era of the stamps that follow, unless the meta record has a greater era. Called before the era is
+    /// committed.
+    ///
+    /// # Errors
+    /// The era is not recorded, so that no record may be stamped with it.
+    async fn record_era(&self, era: u32) -> Result<(), MetaError>;
+
     /// Verifies that the store has consumed every offset that its group has committed. The commits must have been read
     /// before the call.
     ///
     /// # Errors
     /// [`MetaError::StoreBehindGroup`], or the meta record could not be read.
     async fn verify_covers(&self, committed: &ConsumedOffsets) -> Result<(), MetaError>;
+}
+
+/// Facts of a store about the chain, for a group whose commits are gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RecordedChain {
+    /// Greatest era in which a sequencer has stamped records.
+    pub era: u32,
+    /// A block or a reorg of the log was handled.
+    pub has_blocks: bool,
+}
+
+impl RecordedChain {
+    /// Returns what a meta record knows of the chain.
+    pub fn of(meta: &MetaRecord) -> Self {
+        // The tip of an imported file is at offset 0: its block is no event of the log.
+        RecordedChain { era: meta.chain_era, has_blocks: meta.tip.is_some_and(|tip| tip.chain_offset > 0) }
+    }
+
+    /// Verifies that a sequencer may begin at `position` without a state of the chain: at the beginning of the log, or
+    /// before the store has handled a block. Elsewhere the sequence, the tip and the places of the feed are unknown.
+    ///
+    /// # Errors
+    /// [`MetaError::ChainStateLost`]
+    pub fn verify_stateless_start(&self, position: u64) -> Result<(), MetaError> {
+        if self.has_blocks && position > 0 { Err(MetaError::ChainStateLost { position }) } else { Ok(()) }
+    }
 }
 
 #[async_trait::async_trait]
@@ -78,6 +117,15 @@ impl StoreOwnership for StateStore {
             _ => Ok(MetaRecord { tip: Some(*tip), ..meta }),
         };
         StoreMeta::of(self).change(move_to).await.map(drop)
+    }
+
+    async fn recorded_chain(&self) -> Result<RecordedChain, MetaError> {
+        Ok(RecordedChain::of(&self.meta().await?.ok_or(MetaError::NamespaceLost)?))
+    }
+
+    async fn record_era(&self, era: u32) -> Result<(), MetaError> {
+        let raise = |meta: MetaRecord| Ok(MetaRecord { chain_era: meta.chain_era.max(era), ..meta });
+        StoreMeta::of(self).change(raise).await.map(drop)
     }
 
     async fn verify_covers(&self, committed: &ConsumedOffsets) -> Result<(), MetaError> {
@@ -162,6 +210,14 @@ impl StoreOwnership for UnverifiedStore {
     }
 
     async fn verify_covers(&self, _: &ConsumedOffsets) -> Result<(), MetaError> {
+        Ok(())
+    }
+
+    async fn recorded_chain(&self) -> Result<RecordedChain, MetaError> {
+        Ok(RecordedChain::default())
+    }
+
+    async fn record_era(&self, _: u32) -> Result<(), MetaError> {
         Ok(())
     }
 }

@@ -60,6 +60,7 @@ mod kubernetes;
 mod large_decisions;
 mod lifted_bars;
 mod links;
+mod lost_commits;
 mod made_blocks;
 mod migrations;
 mod model;

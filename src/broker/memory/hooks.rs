@@ -43,6 +43,11 @@ impl MemoryBroker {
         self.shared.lock().groups.get(group).map_or(0, |group| group.generation)
     }
 
+    /// Removes the committed offsets of a group, as `offsets.retention.minutes` and a deletion of the group do.
+    pub fn forget_commits(&self, group: &str) {
+        self.with_group(group, |group, _, _| group.committed.clear());
+    }
+
     /// Removes the messages of a partition below `offset`, as retention does.
     pub fn truncate(&self, partition: &TopicPartition, offset: u64) -> Result<(), BrokerError> {
         self.shared.lock().logs.get_mut("truncate", partition)?.truncate(offset);

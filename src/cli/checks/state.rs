@@ -18,7 +18,7 @@ use crate::{
     store::{
         StateStore,
         meta::{MetaError, StoreMeta},
-        ownership::{verify_above_floor, verify_has_consumed},
+        ownership::{RecordedChain, verify_above_floor, verify_has_consumed},
         restart_detector::durability_lag,
         topics::verify_topic_binding,
     },
@@ -131,7 +131,7 @@ fn cause_of(error: &MetaError) -> Cause {
             Cause::RecreatedTopic
         }
         MetaError::StoreBehindGroup { .. } | MetaError::Migrated => Cause::CrossedStores,
-        MetaError::BelowFloor { .. } => Cause::LostOffsets,
+        MetaError::BelowFloor { .. } | MetaError::ChainStateLost { .. } => Cause::LostOffsets,
         MetaError::OtherNetwork { .. } | MetaError::OtherBatchSize { .. } | MetaError::OtherLayout { .. } => {
             Cause::StoreFacts
         }
@@ -226,6 +226,7 @@ fn compare_with_log(log_state: Option<&LogState>, meta: Option<&MetaRecord>) -> 
         let results = [
             verify_has_consumed(meta, &log_state.frontier.consumed),
             verify_above_floor(&meta.replay_floor, &log_state.frontier.resume),
+            verify_chain_start(log_state, meta),
         ];
         problems.extend(results.into_iter().filter_map(Result::err));
     }
@@ -240,6 +241,14 @@ fn compare_with_log(log_state: Option<&LogState>, meta: Option<&MetaRecord>) -> 
     let problems: Vec<String> = problems.iter().map(MetaError::to_string).collect();
     let message = "the store was made from this log, and has consumed the committed offsets";
     Finding::from_problems(CHECK, message, &problems, &[]).with_cause(cause)
+}
+
+/// Verifies that a chain without a committed state begins where a sequencer can begin.
+fn verify_chain_start(log_state: &LogState, meta: &MetaRecord) -> Result<(), MetaError> {
+    match &log_state.frontier.chain_commit {
+        Some(commit) if commit.metadata.is_empty() => RecordedChain::of(meta).verify_stateless_start(commit.offset),
+        _ => Ok(()),
+    }
 }
 
 async fn check_durability(settings: &InstanceSettings, store: &StateStore) -> Finding {

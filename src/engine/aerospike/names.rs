@@ -157,6 +157,8 @@ pub mod meta {
     pub const SNAPSHOT_HOLD: &str = "snapshotHold";
     /// The restore of a snapshot, as `record::codec` encodes it.
     pub const RESTORED: &str = "restored";
+    /// Added: the greatest era of the chain's stamps.
+    pub const CHAIN_ERA: &str = "chainEra";
     /// Added: the migration in which the store is the source or the copy.
     pub const MIGRATION: &str = "migration";
 }

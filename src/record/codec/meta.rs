@@ -12,6 +12,9 @@ use crate::record::{
     BoundTopic, ChainTip, ConsumedOffsets, LogEnds, MetaRecord, MigrationPart, Rebuilding, Restored, SnapshotHold,
 };
 
+/// Second byte of flags: the record has an era.
+const CHAIN_ERA: u8 = 1;
+
 pub(super) fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
     let MetaRecord {
         store_id,
@@ -35,6 +38,7 @@ pub(super) fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
         health_checks,
         snapshot_hold,
         restored,
+        chain_era,
         migration,
     } = meta;
     w.raw(store_id);
@@ -57,7 +61,8 @@ pub(super) fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
             | u8::from(has_chain) << 3
             | u8::from(has_durable) << 4
             | u8::from(has_snapshots) << 5
-            | u8::from(migration.is_some()) << 6,
+            | u8::from(migration.is_some()) << 6
+            | u8::from(*chain_era > 0) << 7,
     );
     write_consumed(consumed, w);
     write_consumed(replay_floor, w);
@@ -81,6 +86,11 @@ pub(super) fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
     }
     if let Some(migration) = migration {
         write_migration(migration, w);
+    }
+    // The last bit of the flags: a later field announces itself behind this one.
+    if *chain_era > 0 {
+        w.byte(CHAIN_ERA);
+        w.number(*chain_era);
     }
 }
 
@@ -296,6 +306,7 @@ pub(super) fn read_meta(r: &mut RecordReader) -> Result<MetaRecord, CodecError> 
         health_checks: 0,
         snapshot_hold: None,
         restored: None,
+        chain_era: 0,
         migration: None,
     };
     if flags & 8 != 0 {
@@ -312,7 +323,13 @@ pub(super) fn read_meta(r: &mut RecordReader) -> Result<MetaRecord, CodecError> 
     if flags & 64 != 0 {
         meta.migration = Some(read_migration(r)?);
     }
-    if flags < 128 { Ok(meta) } else { Err(CodecError::Field("flag")) }
+    if flags & 128 != 0 {
+        match r.byte()? {
+            CHAIN_ERA => meta.chain_era = r.u32()?,
+            _ => return Err(CodecError::Field("flag")),
+        }
+    }
+    Ok(meta)
 }
 
 fn read_tip(r: &mut RecordReader) -> Result<ChainTip, CodecError> {

@@ -224,6 +224,7 @@ pub(crate) fn stored() -> impl Strategy<Value = (Key, Record)> {
             option::of(hold()),
             option::of(restored()),
             option::of(migration()),
+            0..3_u32,
         ),
     )
         .prop_map(
@@ -233,7 +234,7 @@ pub(crate) fn stored() -> impl Strategy<Value = (Key, Record)> {
                 (network, chain_id, rebuilder, partitions, has_blobs, has_sentinels),
                 rebuilding,
                 (consumed, durable),
-                (topics, tip, health_checks, snapshot_hold, restored, migration),
+                (topics, tip, health_checks, snapshot_hold, restored, migration, chain_era),
             )| {
                 let [layout_version, utxo_batch_size, retention, prune_horizon, reorg_floor, height] = numbers;
                 let meta = MetaRecord {
@@ -258,6 +259,7 @@ pub(crate) fn stored() -> impl Strategy<Value = (Key, Record)> {
                     health_checks,
                     snapshot_hold,
                     restored: restored.map(Box::new),
+                    chain_era,
                     migration,
                 };
                 (Key::Meta, Record::Meta(Box::new(meta)))

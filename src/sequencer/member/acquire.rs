@@ -70,16 +70,25 @@ impl Sequencer {
         let state = ChainState::from_metadata(metadata).map_err(bad_state)?;
         let mut state = state.checked().map_err(SequencerError::Halt)?;
         let parts = self.parts.clone();
-        // A commit without metadata comes from an operator, who has set the offset to continue at.
-        if let (ChainMode::Live, false) = (self.mode, metadata.is_empty()) {
-            verify_store_covers(&parts, assigned.position).await?;
-        }
-        if self.mode == ChainMode::Live && metadata.is_empty() && assigned.position > 0 {
-            // Every later commit compares with the consumed offset in the store.
-            record_consumed_durably(&parts, &mut self.parts.nodes, assigned.position).await?;
+        match (self.mode, metadata.is_empty()) {
+            (ChainMode::Rebuild { .. }, _) => {}
+            (ChainMode::Live, false) => verify_store_covers(&parts, assigned.position).await?,
+            // A commit without metadata comes from an operator, who has set the offset to continue at; without a commit
+            // the log is read from its beginning.
+            (ChainMode::Live, true) => {
+                let known = until_meta_answers(&parts, || parts.ownership.recorded_chain()).await?;
+                known.verify_stateless_start(assigned.position).map_err(|error| halt_at(&assigned, error))?;
+                // A lower era would take every record for the work of a later sequencer, and change none.
+                state.era = state.era.max(known.era);
+                if assigned.position > 0 {
+                    // Every later commit compares with the consumed offset in the store.
+                    record_consumed_durably(&parts, &mut self.parts.nodes, assigned.position).await?;
+                }
+            }
         }
         let incarnation = ReportedWait::new(&parts, "the nodes of the store").run(self.parts.nodes.baseline()).await?;
         if let (ChainMode::Live, Some(new)) = (self.mode, state.in_new_era(incarnation)) {
+            until_meta_answers(&parts, || parts.ownership.record_era(new.era)).await?;
             let committed = CommittedOffset { offset: assigned.position, metadata: new.to_metadata() };
             if !self.commit_era(&assigned.partition, &committed).await? {
                 return Ok(());
@@ -88,6 +97,9 @@ impl Sequencer {
             tracing::warn!(era, position, "sequencer: new era, the nodes of the store changed");
             assigned.committed = Some(committed);
             state = new;
+        } else if self.mode == ChainMode::Live && state.era > 0 {
+            // A restore has begun this era.
+            until_meta_answers(&parts, || parts.ownership.record_era(state.era)).await?;
         }
         tracing::info!(position = assigned.position, sequence = state.sequence, "sequencer: chain acquired");
         self.parts.health.set(Condition::ChainRunning, None);
@@ -180,10 +192,10 @@ impl Sequencer {
 }
 
 /// Repeats a request to the meta record until the store answers.
-pub(in crate::sequencer) async fn until_meta_answers<F: Future<Output = Result<(), MetaError>>>(
+pub(in crate::sequencer) async fn until_meta_answers<T, F: Future<Output = Result<T, MetaError>>>(
     parts: &SequencerParts,
     mut request: impl FnMut() -> F,
-) -> Result<(), MetaError> {
+) -> Result<T, MetaError> {
     let mut waiting = ReportedWait::new(parts, "the chain");
     loop {
         match request().await {
@@ -191,6 +203,10 @@ pub(in crate::sequencer) async fn until_meta_answers<F: Future<Output = Result<(
             answer => return answer,
         }
     }
+}
+
+fn halt_at(assigned: &AssignedPartition, error: MetaError) -> SequencerError {
+    SequencerError::Halt(format!("{}: {error}", assigned.partition))
 }
 
 /// Verifies that the store has consumed the chain up to the committed offset.

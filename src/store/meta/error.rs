@@ -116,9 +116,17 @@ pub enum MetaError {
     /// Events below the replay floor would be read again. Pruned transactions would be created again, with free slots.
     #[error(
         "{what} is to be read again from offset {from}, and the store was pruned: a replay may begin from {floor} on; \
-         set the group's offset to that or more, or run `replay --rebuild` into an empty set"
+         restore the newest snapshot or run `replay --rebuild` into an empty set (for a partition of the validated \
+         transactions: or set the group's offset to {floor} or more)"
     )]
     BelowFloor { what: String, from: u64, floor: u64 },
+    /// The group has no state of the chain, and the offset to begin at is not the beginning of the log.
+    #[error(
+        "the committed chain offset {position} has no state of the chain, and the store has handled blocks: a commit \
+         of Kafka's tools cannot continue a chain; stop the group, run `replay --rebuild` into an empty set where the \
+         log is whole, or import a UTXO-set file of this store under new topics (docs/operating/exits/lost-offsets.md)"
+    )]
+    ChainStateLost { position: u64 },
     #[error(
         "the store was copied by `migrate`, and the group uses the copy: set `store.url` to the copy; `migrate --undo` \
          goes back to this store while the copy has consumed nothing"

@@ -188,6 +188,9 @@ pub fn encode_meta(layout: Layout, record: &MetaRecord) -> Bins {
     if let Some(restored) = &record.restored {
         bins.push((meta::RESTORED, Value::Blob(encode_restored(restored))));
     }
+    if record.chain_era > 0 {
+        bins.push((meta::CHAIN_ERA, int(record.chain_era)));
+    }
     if let Some(migration) = &record.migration {
         bins.push((meta::MIGRATION, Value::Blob(encode_migration(migration))));
     }
@@ -237,6 +240,7 @@ pub fn decode_meta(layout: Layout, bins: &mut BinReader) -> Result<MetaRecord, B
         health_checks: bins.number(meta::HEALTH_CHECKS)?,
         snapshot_hold: hold.map_err(|_| BadRecord::Bin(meta::SNAPSHOT_HOLD))?,
         restored: restored.transpose().map_err(|_| BadRecord::Bin(meta::RESTORED))?,
+        chain_era: bins.number(meta::CHAIN_ERA)?,
         migration: migration.map_err(|_| BadRecord::Bin(meta::MIGRATION))?,
     })
 }

@@ -179,6 +179,7 @@ fn other_records_round_trip() {
         tip: Some(crate::record::ChainTip { chain_offset: 9, height: 0, hash: [8; 32], median_time: u32::MAX }),
         health_checks: 3,
         snapshot_hold: Some(crate::record::SnapshotHold { snapshot: [3; 16], until_ms: 9 }),
+        chain_era: 3,
         migration: Some(crate::record::MigrationPart::Source([2; 16])),
         restored: Some(Box::new(crate::record::Restored { is_loading: true, chunks: 4, ..Default::default() })),
         topics: [
