@@ -2,8 +2,8 @@
 # Installs the packages that the build needs with apt-get. Without root or apt-get, the missing packages are named.
 # librdkafka is built from source by ./configure (bash) and make; the build compiles a C++ wrapper and the C library.
 # `setup.sh tests` also installs the headers of OpenSSL (feature `tls`), Java and Maven for Apache Kafka, Chromium for
-# the page, PostgreSQL, and `venv` for packages of PyPI, which the tests install by themselves. Tests that need a
-# missing package are skipped.
+# the page, PostgreSQL, Prometheus for the alert rules, and `venv` for packages of PyPI, which the tests install by
+# themselves. Tests that need a missing package are skipped.
 set -euo pipefail
 
 if ! command -v cargo >/dev/null; then
@@ -58,6 +58,15 @@ if [ "${1:-}" = tests ]; then
     packages=()
     need chromium chromium
     install ${packages[@]+"${packages[@]}"} || echo "setup: tests of the page in a browser are skipped" >&2
+    packages=()
+    need prometheus promtool
+    if ! install ${packages[@]+"${packages[@]}"}; then
+        echo "setup: tests of the alert rules are skipped" >&2
+    elif [ ${#packages[@]} -gt 0 ]; then
+        # The package starts a server on port 9090, and again at every boot. Only its programs are needed.
+        systemctl disable --now prometheus >/dev/null 2>&1 || true
+        service prometheus stop >/dev/null 2>&1 || true
+    fi
     packages=()
     python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
     install ${packages[@]+"${packages[@]}"} || echo "setup: tests with packages of PyPI are skipped" >&2

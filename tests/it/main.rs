@@ -8,6 +8,7 @@ mod aerospike;
 mod aerospike_cluster;
 mod aerospike_layouts;
 mod aerospike_server;
+mod alerts;
 mod api;
 mod api_aerospike;
 mod api_away;
