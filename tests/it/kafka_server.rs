@@ -15,6 +15,8 @@ use std::{
 use crate::ports::free_port;
 
 const VERSION: &str = "4.1.1";
+/// Artifacts of Maven Central; scripts/stack.sh fetches the same ones. The version is [`VERSION`].
+const POM: &str = include_str!("kafka_server.pom.xml");
 const OLDEST_JAVA: u32 = 17;
 const PROPERTIES: &str = "server.properties";
 /// Time limit of a start; two cores may be shared by many.
@@ -432,23 +434,3 @@ fn write_properties(data: &Path, ports: &[u16], controller: u16, setup: &Setup<'
     fs::write(&properties, text).unwrap();
     properties
 }
-
-const POM: &str = r#"<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>utxo-store</groupId>
-  <artifactId>kafka-for-tests</artifactId>
-  <version>1</version>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.kafka</groupId>
-      <artifactId>kafka_2.13</artifactId>
-      <version>4.1.1</version>
-    </dependency>
-    <dependency>
-      <groupId>org.slf4j</groupId>
-      <artifactId>slf4j-nop</artifactId>
-      <version>1.7.36</version>
-    </dependency>
-  </dependencies>
-</project>
-"#;
