@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test sim mutations torture rolling-upgrade kill-test kill-test-api kill-test-vault kill-test-snapshot lost-brokers node-deaths soak lint fuzz setup pictures
-.PHONY: release
+.PHONY: release stack
 .PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-scale bench-sql bench-vault bench-snapshot bench-all
 
 TARGET ?= transaction
@@ -18,6 +18,13 @@ demo: setup ## reads real blocks, kills a process, compares with a rebuild: KEEP
 		echo "demo: compiling 300 crates first: three to four minutes on two cores, once"
 	@cargo run --profile demo --locked --no-default-features $(if $(SCENARIO),--features vault) -- \
 		demo $(if $(SCENARIO),--scenario $(SCENARIO),$(if $(KEEP),--contended)) $(if $(KEEP),--keep)
+
+# The servers of docker-compose.yml without containers. The program is that of `make demo`.
+stack: setup ## starts Kafka, Aerospike (if `asd` is in PATH), instances, Prometheus: STORE=fjall SECONDS=n PORTS=n KEEP=1
+	@scripts/setup.sh tests
+	@cargo build --profile demo --locked --no-default-features
+	@scripts/stack.sh --program "$${CARGO_TARGET_DIR:-target}/demo/utxo-store" $(if $(STORE),--store $(STORE)) \
+		$(if $(SECONDS),--for $(SECONDS)) $(if $(PORTS),--ports $(PORTS)) $(if $(KEEP),--keep)
 
 test: ## checks format and lints, runs all tests; the last line counts passed, failed and skipped tests
 	@scripts/setup.sh tests
