@@ -7,7 +7,7 @@
 //!
 //! Without arguments the example prints the address of a key.
 
-use std::{env, error::Error, path::PathBuf, time::Duration};
+use std::{env, error::Error, path::PathBuf, process::ExitCode, time::Duration};
 
 use bitcoin::{
     Address, Amount, EcdsaSighashType, Network, NetworkKind, OutPoint, PrivateKey, ScriptBuf, Sequence, Transaction,
@@ -32,7 +32,18 @@ const FEE_RATE: u64 = 1_000;
 const TEST_KEY: &str = "cMahea7zqjxrtgAbB7LSGbcQUr1uX1ojuat9jZodMN87JcbXMTcA";
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    // A refusal is one line for a reader.
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let (url, owner, key, address, satoshis, token_file) = match &arguments[..] {
         [] => {

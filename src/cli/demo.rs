@@ -405,7 +405,7 @@ async fn check_empty(config: &Config) -> Result<(), Failure> {
     store.engine.close().await?;
     match meta {
         None => Ok(()),
-        Some(_) => Err(Failure::new(format!("{}: the store is not empty", config.store.url))),
+        Some(_) => Err(Failure::new(format!("{}: the store is not empty; name an empty one", config.store.url))),
     }
 }
 

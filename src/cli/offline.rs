@@ -11,7 +11,7 @@ use crate::{
     embed::reader::{open_existing, open_with_recorded_settings},
     engine::{OpenError, StoreUrl},
     record::MetaRecord,
-    store::StateStore,
+    store::{StateStore, meta::MetaError, sentinels::Sentinels},
     telemetry::Metrics,
 };
 
@@ -47,6 +47,17 @@ impl StoreArgs {
         Ok(open_with_recorded_settings(engine, blobs).await?)
     }
 
+    /// Opens the store as [`open`](Self::open) does, and verifies that no part of the store is gone: answers about lost
+    /// records would say that outputs do not exist.
+    ///
+    /// # Errors
+    /// As `open`, or [`MetaError::PartLost`].
+    pub async fn open_whole(&self) -> Result<(StateStore, MetaRecord), Failure> {
+        let (store, meta) = self.open().await?;
+        verify_whole(&store, &meta).await?;
+        Ok((store, meta))
+    }
+
     /// Returns the URL of `--store`, or `store.url`.
     ///
     /// # Errors
@@ -67,10 +78,16 @@ impl StoreArgs {
     }
 }
 
+async fn verify_whole(store: &StateStore, meta: &MetaRecord) -> Result<(), MetaError> {
+    if meta.has_sentinels { Sentinels::of(store).verify(meta).await } else { Ok(()) }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
     use crate::{
+        engine::memory::MemoryEngine,
+        record::Key,
         store::{meta::StoreMeta, testing},
         tx::{Network, Txid},
     };
@@ -88,6 +105,22 @@ pub(super) mod tests {
 
     pub(crate) fn text(out: Vec<u8>) -> String {
         String::from_utf8(out).unwrap()
+    }
+
+    /// Protects: `serve` and `verify` answer for no store of which a part is gone.
+    #[tokio::test]
+    async fn a_store_without_one_of_its_sentinels_is_not_whole() {
+        let mut store = testing::store(7);
+        let engine = Arc::new(MemoryEngine::new(store.settings.rules).with_losable_parts());
+        store.engine = engine.clone();
+        let meta = StoreMeta::of(&store).open(false, [4; 16]).await.unwrap();
+        verify_whole(&store, &meta).await.unwrap();
+        Sentinels::of(&store).write(&meta).await.unwrap();
+        let meta = Sentinels::of(&store).record().await.unwrap();
+        verify_whole(&store, &meta).await.unwrap();
+        engine.put(Key::Sentinel(9), None);
+        let refusal = verify_whole(&store, &meta).await.unwrap_err();
+        assert!(matches!(refusal, MetaError::PartLost { missing: 1, all: 256 }), "{refusal}");
     }
 
     #[tokio::test]

@@ -54,7 +54,7 @@ impl ServeArgs {
         config.http.check_access().map_err(|problem| UsageError(format!("http.api {problem}")))?;
         let monitoring = Monitoring::new(&config);
         let arguments = StoreArgs { config: self.config, ..StoreArgs::default() };
-        let (store, _) = arguments.open().await?;
+        let (store, _) = arguments.open_whole().await?;
         let broker = if self.without_log { None } else { Some(opening::open_broker(&config).await?) };
         for condition in [Condition::Assigned, Condition::StoreReachable] {
             monitoring.health.set(condition, None);

@@ -62,7 +62,7 @@ impl VerifyArgs {
     pub(super) fn run(self) -> CliResult {
         block_on(async {
             let other = self.other_store()?;
-            let (store, _) = self.store.open().await?;
+            let (store, _) = self.store.open_whole().await?;
             match other {
                 None => self.show(&store, &mut output::stdout()).await,
                 Some(other) => {

@@ -26,7 +26,7 @@ pub enum ClientError {
     #[error("{0}")]
     Settings(String),
     /// The server did not answer. A request that changes something may have been done: repeat the request.
-    #[error("{server} does not answer: {message}")]
+    #[error("{server} does not answer: {message}; check that the server runs, and its address")]
     NoAnswer {
         /// URL of the server.
         server: String,

@@ -26,7 +26,8 @@ pub fn check_address(listen: SocketAddr) -> CliResult {
     let mut settings = Config::default().http;
     (settings.api, settings.listen) = (true, listen);
     settings.check_access().map_err(|problem| UsageError(format!("--keep {listen}: http.api {problem}")))?;
-    TcpListener::bind(listen).map_err(|error| Failure::new(format!("--keep {listen}: cannot listen: {error}")))?;
+    TcpListener::bind(listen)
+        .map_err(|error| Failure::new(format!("--keep {listen}: cannot listen: {error}; give another address")))?;
     Ok(())
 }
 

@@ -1,6 +1,12 @@
 //! `utxo-store vault run`: follows the log, asks the store, and answers wallets over HTTP.
 
-use std::{convert::Infallible, path::PathBuf, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{
+    convert::Infallible,
+    fs::{self, File, TryLockError},
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use clap::Args;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +24,10 @@ use crate::{
     },
     config::Config,
     embed::Store,
+    engine::{
+        StoreUrl,
+        sql::{SqlDatabase, SqlSettings},
+    },
     status::{Health, health::Condition},
     telemetry::VaultMetrics,
     vault::{
@@ -76,6 +86,7 @@ impl VaultRunArgs {
         signals::cancel_on_signals(shutdown.clone())?;
         let monitoring = Monitoring::new(&config);
         let metrics = VaultMetrics::register(&monitoring.metrics)?;
+        let _lock = lock_file(&url)?;
         let (source, store) = open_source(&config, self.config).await?;
         let vault = Vault::open(&url, &wiring::sql_access(&config), source, VaultSettings::of(&config)).await?;
         let broker = opening::open_broker(&config).await?;
@@ -121,6 +132,27 @@ impl VaultRunArgs {
     }
 }
 
+/// Locks a file beside the SQLite file of a vault: each of two processes would get a part of the log, and wait for the
+/// locks of the other in the file. `None`: any number of processes share the database.
+fn lock_file(url: &StoreUrl) -> Result<Option<File>, Failure> {
+    let StoreUrl::Sql(SqlSettings { database: SqlDatabase::SqliteFile(path), .. }) = url else { return Ok(None) };
+    let mut lock = path.clone().into_os_string();
+    lock.push(".lock");
+    let lock = PathBuf::from(lock);
+    let failed = |problem: String| Failure::new(format!("vault.url: {}: {problem}", lock.display()));
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).map_err(|error| failed(error.to_string()))?;
+    }
+    let file = File::options().create(true).append(true).open(&lock).map_err(|error| failed(error.to_string()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => {
+            Err(failed("another `vault run` has this database; use PostgreSQL for several processes".to_owned()))
+        }
+        Err(TryLockError::Error(error)) => Err(failed(error.to_string())),
+    }
+}
+
 /// Opens the store of `vault.answers_url`, or the store of the configuration.
 async fn open_source(
     config: &Config,
@@ -132,7 +164,12 @@ async fn open_source(
         return Ok((Arc::new(source.map_err(|error| UsageError(format!("vault.answers_url: {error}")))?), None));
     }
     let arguments = StoreArgs { config: arguments, ..StoreArgs::default() };
-    let (store, _) = arguments.open().await?;
+    let (store, _) = arguments.open_whole().await.map_err(|failure| match &config.store.url {
+        StoreUrl::Fjall(..) => {
+            failure.with_subject("the vault opens store.url itself, unless vault.answers_url names an instance")
+        }
+        _ => failure,
+    })?;
     let store = Store::owning(store);
     Ok((Arc::new(OwnStore::of(&store)), Some(store)))
 }

@@ -6,6 +6,7 @@ mod fake_store;
 mod following;
 mod histories;
 mod locks;
+mod processes;
 mod selections;
 mod upkeep;
 mod walk;
