@@ -9,13 +9,13 @@ else
     echo "lint: rustfmt is missing (rustup component add rustfmt): format not checked"
 fi
 if cargo clippy --version >/dev/null 2>&1; then
-    # The release: the library and the binary without `testkit`, whose dead code would be test code. Then everything:
-    # every target that names the crate as a dev-dependency turns `testkit` on. Both with `tls` where the tests have it:
-    # otherwise librdkafka would be compiled twice.
+    # The release with its features (`release.sh`): the library and the binary without `testkit`, whose dead code would
+    # be test code. Then everything: every target that names the crate as a dev-dependency turns `testkit` on. Both with
+    # `tls` where the tests have it: otherwise librdkafka would be compiled twice.
     features=$("$(dirname "$0")/features.sh")
-    release=()
-    if [ "$features" = --all-features ]; then release=(--features=tls); fi
-    cargo clippy --locked --lib --bins --quiet ${release[@]+"${release[@]}"} -- -D warnings || failed=1
+    release=aws,http,sql,vault
+    if [ "$features" = --all-features ]; then release=$release,tls; fi
+    cargo clippy --locked --lib --bins --quiet --features "$release" -- -D warnings || failed=1
     cargo clippy --locked --all-targets --quiet "$features" -- -D warnings || failed=1
 else
     echo "lint: clippy is missing (rustup component add clippy): lints not checked"
