@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the archive of a release in `dist/`: the program with every feature, completions, man pages, the sample of the
-# settings, schemas, licence, changelog, an SBOM in CycloneDX where cargo-cyclonedx is installed, and checksums.
+# settings, schemas, documents, licence, changelog, an SBOM in CycloneDX where cargo-cyclonedx is installed, and checksums.
 # Two runs on one commit, one machine and one toolchain give equal archives: paths, times and owners are fixed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -39,7 +39,7 @@ strip --strip-debug "dist/$name/utxo-store"
 "$program" config sample >"dist/$name/utxo-store.toml"
 cp LICENSE README.md CHANGELOG.md "dist/$name/"
 cp -r deploy/grafana deploy/prometheus "dist/$name/deploy/"
-cp -r schemas "dist/$name/schemas"
+cp -r schemas docs "dist/$name/"
 if cargo cyclonedx --version >/dev/null 2>&1; then
     cargo cyclonedx --format json --features "$features" --override-filename "utxo-store-$version.cdx" >/dev/null
     mv "utxo-store-$version.cdx.json" dist/

@@ -112,21 +112,35 @@ pub async fn read_foreign_view(
     committed: Option<CommittedOffset>,
 ) -> Result<PartitionView, BrokerError> {
     let (_, high) = broker.watermarks(partition).await?;
-    let next = committed.as_ref().map_or(0, |committed| committed.offset);
-    let unknown = PartitionView {
-        oldest_unfinished: (next < high).then_some((i64::MIN, next)),
+    let view = view_of_commit(committed.as_ref());
+    let next = committed.map_or(0, |committed| committed.offset);
+    Ok(match next < high {
+        // The end may have moved since the commit.
+        true => PartitionView { at_end: view.position >= high, ..view },
+        false => PartitionView { oldest_unfinished: None, at_end: true, ..unknown_view(next) },
+    })
+}
+
+/// Returns the progress of a partition that another instance, or no instance, has, as the commit alone shows it: the
+/// partition counts as not read to its end.
+pub fn view_of_commit(committed: Option<&CommittedOffset>) -> PartitionView {
+    let next = committed.map_or(0, |committed| committed.offset);
+    match committed.and_then(parse_view) {
+        Some(view) => PartitionView { at_end: false, ..view },
+        None => unknown_view(next),
+    }
+}
+
+/// Returns the progress of a partition of which only the next offset is known.
+fn unknown_view(next: u64) -> PartitionView {
+    PartitionView {
+        oldest_unfinished: Some((i64::MIN, next)),
         waiting: None,
         read_timestamp_ms: i64::MIN,
         position: next,
-        at_end: next >= high,
+        at_end: false,
         over_limit: false,
-    };
-    let known = committed.as_ref().and_then(parse_view);
-    // The end may have moved since the commit.
-    Ok(match known {
-        Some(view) if next < high => PartitionView { at_end: view.position >= high, ..view },
-        _ => unknown,
-    })
+    }
 }
 
 #[cfg(test)]

@@ -184,6 +184,8 @@ pub struct World {
     pub rebuild_kills: Vec<Duration>,
     /// The owner token of the next instance.
     pub owners: Arc<AtomicU64>,
+    /// Partitions of the topics of transactions, outcomes and dead letters.
+    pub partitions: i32,
 }
 
 /// The settings in which worlds differ.
@@ -209,6 +211,8 @@ pub struct WorldSettings {
     pub inline_limit: Option<u64>,
     /// Retention in blocks after which due records are pruned; `None`: no pruning.
     pub prune_after: Option<u32>,
+    /// Partitions of the topics of transactions, outcomes and dead letters.
+    pub partitions: i32,
 }
 
 impl WorldSettings {
@@ -225,6 +229,7 @@ impl WorldSettings {
             page_size: 1_000,
             inline_limit: None,
             prune_after: None,
+            partitions: PARTITIONS,
         }
     }
 
@@ -279,6 +284,7 @@ impl World {
             page_size,
             inline_limit,
             prune_after,
+            partitions,
         } = settings;
         let rules = Rules { retention: prune_after.unwrap_or(RETENTION), network: Network::Regtest };
         let seed = faults.seed;
@@ -297,7 +303,7 @@ impl World {
         let mut singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
         singles[3].config =
             decision_bytes.map(|most| ("max.message.bytes".to_owned(), most.to_string())).into_iter().collect();
-        let many = ["txs", "outcomes", "dead-letters"].map(|name| new(name, PARTITIONS));
+        let many = ["txs", "outcomes", "dead-letters"].map(|name| new(name, partitions));
         broker.create_topics(&[singles.as_slice(), many.as_slice()].concat()).await.unwrap();
         let settings = InstanceSettings {
             pipeline: PipelineSettings {
@@ -356,6 +362,7 @@ impl World {
             settings,
             rebuild_engine: None,
             rebuild_kills: Vec::new(),
+            partitions,
         }
     }
 
@@ -387,6 +394,7 @@ impl World {
             owners: self.owners.clone(),
             rebuild_engine: None,
             rebuild_kills: Vec::new(),
+            partitions: self.partitions,
         }
     }
 
@@ -508,7 +516,7 @@ impl World {
 
     /// Returns the committed offset and the end of each consumed partition as text, for the analysis of a failure.
     async fn describe_positions(&self) -> String {
-        let txs = (0..PARTITIONS).map(|partition| (GROUP.to_owned(), "txs", partition));
+        let txs = (0..self.partitions).map(|partition| (GROUP.to_owned(), "txs", partition));
         let mut text = String::new();
         for (group, topic, partition) in txs.chain([(chain_group(GROUP), "chain", 0)]) {
             let at = TopicPartition { topic: topic.into(), partition };
@@ -520,7 +528,8 @@ impl World {
 
     /// Returns whether the groups have committed the end of every topic that they consume.
     pub async fn is_consumed(&self) -> bool {
-        let txs: Vec<_> = (0..PARTITIONS).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
+        let txs: Vec<_> =
+            (0..self.partitions).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
         self.caught_up(GROUP, &txs).await && self.chain_progress().view().await.unwrap() == ChainView::AtEnd
     }
 
@@ -531,7 +540,8 @@ impl World {
 
     /// The sum of the offsets that the group has committed on the validated partitions.
     pub async fn committed_txs(&self) -> u64 {
-        let txs: Vec<_> = (0..PARTITIONS).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
+        let txs: Vec<_> =
+            (0..self.partitions).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
         let committed = self.broker.committed(GROUP, &txs).await.unwrap();
         committed.into_iter().flatten().map(|committed| committed.offset).sum()
     }

@@ -63,6 +63,7 @@ mod lifted_bars;
 mod links;
 mod lost_commits;
 mod made_blocks;
+mod many_instances;
 mod migrations;
 mod model;
 mod module_order;

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     broker::{CommittedOffset, TopicPartition, partitioner::partition_of},
     group::{
-        commit_metadata::{committed_by_instance, read_foreign_view},
+        commit_metadata::{committed_by_instance, read_foreign_view, view_of_commit},
         member::PartitionTable,
         missing_parent::{ChainView, PartitionView, TieRule, TxidPrefix, is_proven_missing, txid_prefix},
         partition::PartitionState,
@@ -42,22 +42,32 @@ pub struct ProofSnapshot {
     count: i32,
     /// Progress of the partitions of other instances, by number.
     partitions: Vec<(i32, PartitionView)>,
-    /// End offsets of the partitions that are assigned here.
+    /// End offsets of those partitions of absent parents that are assigned here.
     ends: BTreeMap<i32, u64>,
     chain: ChainView,
     /// Flights that waited at the time of the query: about later ones the snapshot proves nothing.
     waiting: BTreeSet<FlightId>,
 }
 
-/// Reads the committed offsets and end offsets of all partitions and the progress of the chain.
+/// Flights that wait for absent parents.
+#[derive(Debug, Default)]
+struct WaitingFlights {
+    flights: BTreeSet<FlightId>,
+    absent_parents: BTreeSet<Txid>,
+}
+
+/// Reads the committed offsets of all partitions, the end offsets of the partitions of absent parents, and the progress
+/// of the chain. The number of requests thus depends on what waits, not on the number of partitions.
 async fn take_proof_snapshot(
     services: &PipelineServices,
     topic: Arc<str>,
     group: &str,
     assigned: &BTreeSet<i32>,
-    waiting: BTreeSet<FlightId>,
+    waiting: WaitingFlights,
 ) -> Result<ProofSnapshot, PipelineError> {
     let count = services.broker.partitions(&topic).await?.unwrap_or(0);
+    let WaitingFlights { flights: waiting, absent_parents } = waiting;
+    let of_parents: BTreeSet<i32> = absent_parents.iter().filter_map(|txid| partition_of(&txid.0, count)).collect();
     let foreign: Vec<TopicPartition> = (0..count)
         .filter(|number| !assigned.contains(number))
         .map(|partition| TopicPartition { topic: topic.clone(), partition })
@@ -77,11 +87,14 @@ async fn take_proof_snapshot(
         compare_until_answered(services.whole.as_ref(), &consumed).await?;
     }
     for (partition, committed) in foreign.iter().zip(committed) {
-        let view = read_foreign_view(services.broker.as_ref(), partition, committed).await?;
+        let view = match of_parents.contains(&partition.partition) {
+            true => read_foreign_view(services.broker.as_ref(), partition, committed).await?,
+            false => view_of_commit(committed.as_ref()),
+        };
         partitions.push((partition.partition, view));
     }
     let mut ends = BTreeMap::new();
-    for number in assigned {
+    for number in assigned.intersection(&of_parents) {
         let partition = TopicPartition { topic: topic.clone(), partition: *number };
         ends.insert(*number, services.broker.watermarks(&partition).await?.1);
     }
@@ -154,7 +167,11 @@ impl ParentProofs {
             return;
         }
         self.is_query_running = true;
-        let waiting = waiting.into_iter().map(|(_, flight, _)| flight).collect();
+        let waiting = waiting.into_iter().fold(WaitingFlights::default(), |mut all, (_, flight, absent)| {
+            all.flights.insert(flight);
+            all.absent_parents.extend(absent);
+            all
+        });
         let assigned: BTreeSet<i32> = partitions.states.keys().copied().collect();
         let (services, messages) = (services.clone(), self.sender.clone());
         let (topic, group) = (self.topic.clone(), self.group.clone());

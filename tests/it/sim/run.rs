@@ -157,6 +157,7 @@ impl<'a> Simulation<'a> {
             page_size: plan.page_size,
             inline_limit: plan.inline_limit,
             prune_after: plan.prune_after,
+            partitions: PARTITIONS,
         };
         let mut world = World::with_settings(settings).await;
         let checked_engine = CheckedEngine {
