@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the archive of a release in `dist/`: the program with every feature, completions, man pages, the sample of the
-# settings, schemas, documents, licence, changelog, an SBOM in CycloneDX where cargo-cyclonedx is installed, and checksums.
+# settings, schemas, documents, licence, changelog, an SBOM in CycloneDX where cargo-cyclonedx is installed, and
+# checksums.
 # Two runs on one commit, one machine and one toolchain give equal archives: paths, times and owners are fixed.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -60,9 +60,11 @@ if [ "${1:-}" = tests ]; then
     install ${packages[@]+"${packages[@]}"} || echo "setup: tests of the page in a browser are skipped" >&2
     packages=()
     need prometheus promtool
+    # A server of the machine under this name is left alone.
+    had_prometheus=$(systemctl cat prometheus >/dev/null 2>&1 && echo yes || true)
     if ! install ${packages[@]+"${packages[@]}"}; then
         echo "setup: tests of the alert rules are skipped" >&2
-    elif [ ${#packages[@]} -gt 0 ]; then
+    elif [ ${#packages[@]} -gt 0 ] && [ -z "$had_prometheus" ]; then
         # The package starts a server on port 9090, and again at every boot. Only its programs are needed.
         systemctl disable --now prometheus >/dev/null 2>&1 || true
         service prometheus stop >/dev/null 2>&1 || true

@@ -149,7 +149,8 @@ stop() {
     done
     if [ -z "$directory" ]; then
         :
-    elif [ -n "$keep" ]; then
+    elif [ -n "$keep" ] || { [ "$status" -ne 0 ] && [ "$status" -ne 130 ] && [ "$status" -ne 143 ]; }; then
+        # The logs of a failure stay.
         echo "stack: stopped; $directory stays" >&3
     else
         rm -rf "$directory"

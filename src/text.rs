@@ -21,6 +21,7 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
 }
 
 /// Joins the messages of an error and of its causes: the last one names the fault of a connection.
+#[cfg(any(feature = "vault", feature = "web"))]
 pub fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -81,9 +81,14 @@ pub(super) struct LogState {
     identity: LogIdentity,
     /// Committed offsets of the group.
     frontier: Frontier,
-    /// Members of the group of the validated transactions.
+    /// Members and messages to read: of the group of the validated transactions, and of that of the chain.
+    pub(super) groups: [GroupLag; 2],
+}
+
+/// Members of one group, and messages that the group has not completed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct GroupLag {
     pub(super) members: usize,
-    /// Messages that the group has not completed: of the validated transactions and of the chain.
     pub(super) lag: u64,
 }
 

@@ -204,21 +204,31 @@ impl SettleArgs {
     }
 }
 
-/// Counts the dead letters that are not settled, by class.
+/// Counts the dead letters that are not settled, by class; `None`: the topic has more than `most` messages.
 ///
 /// # Errors
 /// The brokers do not answer, or there is no topic of dead letters.
 pub(super) async fn count_unsettled(
     broker: &dyn Broker,
     topics: &Topics,
-) -> Result<BTreeMap<&'static str, usize>, BrokerError> {
+    most: u64,
+) -> Result<Option<BTreeMap<&'static str, usize>>, BrokerError> {
+    let topic = topics.dead_letters.as_str();
+    let mut messages = 0;
+    for partition in 0..broker.partitions(topic).await?.unwrap_or(0) {
+        let (low, end) = broker.watermarks(&TopicPartition { topic: topic.into(), partition }).await?;
+        messages += end - low;
+    }
+    if messages > most {
+        return Ok(None);
+    }
     let entries = read_dead_letters(broker, topics, &Filter::default(), false).await?;
     let verdicts = read_verdicts(broker, topics, missing_parent_txids(&entries)).await?;
     let mut counts = BTreeMap::new();
     for entry in entries.iter().filter(|entry| !entry.txid.is_some_and(|txid| verdicts.accepts(&txid))) {
         *counts.entry(entry.letter.class.name()).or_default() += 1;
     }
-    Ok(counts)
+    Ok(Some(counts))
 }
 
 /// Returns the transactions of dead letters whose parent was missing: a later verdict can have accepted them.

@@ -12,6 +12,7 @@ mod instances;
 use std::{
     collections::BTreeMap,
     io::{self, Write},
+    time::Duration,
 };
 
 use clap::Args;
@@ -19,13 +20,13 @@ use serde::Serialize;
 
 use super::{
     CliResult, ConfigArgs, block_on,
-    checks::{self, CheckReport, Checked, Printed},
+    checks::{self, CheckReport, Checked, GroupLag, Printed},
     dead_letters::count_unsettled,
-    opening, output,
+    offline::StoreArgs,
+    output,
 };
 use crate::{
     clock::Clock,
-    config::Config,
     preflight::{CheckOutcome, Finding, cause::Cause},
     store::{StateStore, recovery::Sweep, verify::verify},
 };
@@ -48,6 +49,10 @@ struct AskedInstances {
     answered: usize,
 }
 
+/// Messages of the topic of dead letters that the command reads at most.
+const MOST_DEAD_LETTERS: u64 = 100_000;
+/// Longest time to read them.
+const DEAD_LETTERS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Violations that one finding names.
 const NAMED_VIOLATIONS: usize = 3;
 /// A half-created transaction that is older is a finding; a younger one may be in work.
@@ -114,16 +119,44 @@ impl DoctorArgs {
     /// Makes the checks beyond those of a start.
     async fn look(&self, checked: &Checked, report: &mut CheckReport) -> io::Result<()> {
         let asked = instances::ask(&self.instances, &checked.config).await;
+        let is_running = asked.answered > 0
+            || checked.log_state.as_ref().is_some_and(|state| state.groups.iter().any(|group| group.members > 0));
         expect_store_in_use(&asked, report);
         report.add(asked.findings)?;
         if let Some(log_state) = &checked.log_state {
-            report.add(judge_members(log_state.members, log_state.lag))?;
+            report.add(judge_members(&log_state.groups))?;
             report.add([check_dead_letters(checked).await])?;
         }
         if self.verify {
-            report.add(verify_store(&checked.config).await)?;
+            report.add(self.verify_store(is_running).await)?;
         }
         Ok(())
+    }
+
+    /// Checks the invariants of the store, and counts half-created transactions. A store that is being written can show
+    /// violations that do not exist.
+    async fn verify_store(&self, is_running: bool) -> Vec<Finding> {
+        const CHECK: &str = "records";
+        let arguments = StoreArgs { config: self.config.clone(), ..StoreArgs::default() };
+        let (store, _) = match arguments.open_whole().await {
+            Ok(opened) => opened,
+            Err(failure) => {
+                let message = format!("the store is not open: {}", failure.message());
+                return vec![Finding::new(CHECK, CheckOutcome::Skipped, message)];
+            }
+        };
+        let mut findings = vec![check_invariants(&store).await, check_half_created(&store).await];
+        if is_running {
+            for finding in findings.iter_mut().filter(|finding| finding.outcome == CheckOutcome::Failed) {
+                let message = format!("{}; instances run: repeat the check at rest", finding.message);
+                *finding = Finding::new(finding.check.clone(), CheckOutcome::Warning, message)
+                    .with_cause(Cause::DamagedRecords);
+            }
+        }
+        if let Err(error) = store.engine.close().await {
+            findings.push(Finding::failed("store", error).with_cause(Cause::StoreAway));
+        }
+        findings
     }
 
     fn print(&self, diagnosis: &Diagnosis, out: &mut impl Write) -> io::Result<()> {
@@ -161,7 +194,7 @@ fn diagnose(findings: Vec<Finding>) -> Diagnosis {
     let count = checked.len();
     let mut entries: Vec<Finding> = checked.into_iter().filter(|finding| finding.outcome != CheckOutcome::Ok).collect();
     // A stable sort: findings of one cause keep the order of their checks.
-    entries.sort_by_key(|finding| (finding.outcome != CheckOutcome::Failed, finding.cause));
+    entries.sort_by_key(|finding| (finding.outcome != CheckOutcome::Failed, finding.cause.is_none(), finding.cause));
     let entry = |finding: Finding| Entry {
         first_step: finding.cause.map(Cause::first_step),
         page: finding.cause.map(Cause::page),
@@ -182,23 +215,32 @@ fn expect_store_in_use(asked: &AskedInstances, report: &mut CheckReport) {
     }
 }
 
-/// Judges the members of the group: messages wait, and no instance reads them.
-fn judge_members(members: usize, lag: u64) -> Option<Finding> {
-    let message = match members {
-        0 => format!("no instance runs, and {lag} messages wait"),
-        members => format!("{members} members, {lag} messages to read"),
+/// Judges the members of both groups: messages wait, and no instance reads them.
+fn judge_members(groups: &[GroupLag; 2]) -> Vec<Finding> {
+    let judge = |(name, group): (&str, &GroupLag)| {
+        let GroupLag { members, lag } = *group;
+        let message = match members {
+            0 => format!("no instance reads {name}, and {lag} messages wait"),
+            members => format!("{members} members, {lag} messages to read"),
+        };
+        let outcome = if members == 0 && lag > 0 { CheckOutcome::Warning } else { CheckOutcome::Ok };
+        Finding::new(format!("members for {name}"), outcome, message).with_cause(Cause::Instance)
     };
-    let outcome = if members == 0 && lag > 0 { CheckOutcome::Warning } else { CheckOutcome::Ok };
-    Some(Finding::new("members of the group", outcome, message).with_cause(Cause::Instance))
+    ["the validated transactions", "the chain"].into_iter().zip(groups).map(judge).collect()
 }
 
 async fn check_dead_letters(checked: &Checked) -> Finding {
     const CHECK: &str = "dead letters";
-    let counts = match count_unsettled(&checked.broker, &checked.config.kafka.topics).await {
-        Ok(counts) => counts,
-        Err(error) => return Finding::new(CHECK, CheckOutcome::Skipped, format!("cannot be read: {error}")),
-    };
-    judge_dead_letters(CHECK, &counts)
+    let counted = count_unsettled(&checked.broker, &checked.config.kafka.topics, MOST_DEAD_LETTERS);
+    match tokio::time::timeout(DEAD_LETTERS_TIMEOUT, counted).await {
+        Ok(Ok(Some(counts))) => judge_dead_letters(CHECK, &counts),
+        Ok(Ok(None)) => {
+            let message = format!("the topic has more than {MOST_DEAD_LETTERS} messages, which were not read");
+            Finding::new(CHECK, CheckOutcome::Warning, message).with_cause(Cause::DeadLetters)
+        }
+        Ok(Err(error)) => Finding::new(CHECK, CheckOutcome::Skipped, format!("cannot be read: {error}")),
+        Err(_) => Finding::new(CHECK, CheckOutcome::Skipped, format!("were not read within {DEAD_LETTERS_TIMEOUT:?}")),
+    }
 }
 
 fn judge_dead_letters(check: &str, counts: &BTreeMap<&'static str, usize>) -> Finding {
@@ -210,23 +252,6 @@ fn judge_dead_letters(check: &str, counts: &BTreeMap<&'static str, usize>) -> Fi
         n => Finding::new(check, CheckOutcome::Warning, format!("{n} are not settled: {}", classes.join(", "))),
     }
     .with_cause(Cause::DeadLetters)
-}
-
-/// Checks the invariants of the store, and counts half-created transactions.
-async fn verify_store(config: &Config) -> Vec<Finding> {
-    const CHECK: &str = "records";
-    let store = match opening::open_existing_store(config).await {
-        Ok(Some(store)) => store,
-        Ok(None) => return vec![Finding::new(CHECK, CheckOutcome::Skipped, "there is no store")],
-        Err(error) => {
-            return vec![Finding::new(CHECK, CheckOutcome::Skipped, format!("the store is not open: {error}"))];
-        }
-    };
-    let findings = vec![check_invariants(&store).await, check_half_created(&store).await];
-    match store.engine.close().await {
-        Ok(()) => findings,
-        Err(error) => [findings, vec![Finding::failed("store", error).with_cause(Cause::StoreAway)]].concat(),
-    }
 }
 
 async fn check_invariants(store: &StateStore) -> Finding {
@@ -318,10 +343,14 @@ mod tests {
     #[test]
     fn waiting_messages_without_an_instance_and_dead_letters_are_warnings() {
         let outcome = |finding: Finding| (finding.outcome, finding.message);
-        let members = |members, lag| judge_members(members, lag).map(outcome).unwrap();
-        assert_eq!(members(0, 0).0, CheckOutcome::Ok);
-        assert_eq!(members(2, 9), (CheckOutcome::Ok, "2 members, 9 messages to read".to_owned()));
-        assert_eq!(members(0, 9), (CheckOutcome::Warning, "no instance runs, and 9 messages wait".to_owned()));
+        let judged = |members, lag| {
+            let group = GroupLag { members, lag };
+            judge_members(&[GroupLag { members: 1, lag: 0 }, group]).into_iter().map(outcome).next_back().unwrap()
+        };
+        assert_eq!(judged(0, 0).0, CheckOutcome::Ok);
+        assert_eq!(judged(2, 9), (CheckOutcome::Ok, "2 members, 9 messages to read".to_owned()));
+        let nobody = "no instance reads the chain, and 9 messages wait".to_owned();
+        assert_eq!(judged(0, 9), (CheckOutcome::Warning, nobody));
         let letters = judge_dead_letters("dead letters", &[("decode", 2), ("invalid", 1)].into());
         assert_eq!(outcome(letters), (CheckOutcome::Warning, "3 are not settled: 2 decode, 1 invalid".to_owned()));
     }

@@ -32,7 +32,9 @@ pub enum Cause {
     LostPart,
     /// The settings contradict facts that the store keeps.
     StoreFacts,
-    /// A rebuild, restore, import or migration has not ended.
+    /// A rebuild has not ended.
+    UnfinishedRebuild,
+    /// A restore, import or migration has not ended.
     UnfinishedLoad,
     /// The blob store or a place of objects cannot be used.
     Blobs,
@@ -94,16 +96,21 @@ impl Cause {
                 ("stop every instance, and every producer of the topic", "docs/operating/exits/recreated-topic.md")
             }
             Cause::CrossedStores => (
-                "stop every instance, and compare store.url with kafka.group",
+                "compare store.url with kafka.group; or all topics were created again",
                 "docs/operating/exits/crossed-stores.md",
             ),
             Cause::LostNamespace => {
                 ("stop every instance; do not delete anything", "docs/operating/exits/lost-namespace.md")
             }
             Cause::LostPart => ("bring the missing node back with its data", "docs/operating/exits/lost-part.md"),
-            Cause::StoreFacts => {
-                ("set the value that the store was made with", "docs/operating/upgrade.md#refusals-at-a-start")
-            }
+            Cause::StoreFacts => (
+                "set the value that the store was made with, or undo the change",
+                "docs/operating/upgrade.md#refusals-at-a-start",
+            ),
+            Cause::UnfinishedRebuild => (
+                "wait for the rebuild, or continue it by `replay --rebuild --resume`",
+                "docs/operating/halts-and-recovery.md#rebuild",
+            ),
             Cause::UnfinishedLoad => (
                 "repeat the command that loads the store; the command continues",
                 "docs/operating/exits/restore-a-snapshot.md",

@@ -30,7 +30,9 @@ pub fn position_problem(group: &str, position: &GroupPosition) -> Option<String>
 /// none.
 pub fn chain_position_problem(group: &str, position: &GroupPosition) -> Option<String> {
     let Some(next) = position.committed.as_ref().map(|committed| committed.offset) else {
-        return position_problem(group, position);
+        let before_blocks = "where the store has handled a block, no offset can be set for the chain: \
+                             docs/operating/exits/lost-offsets.md; before the first block: ";
+        return position_problem(group, position).map(|problem| format!("{before_blocks}{problem}"));
     };
     let why = offset_out_of_range(next, position.low, position.high)?;
     let remedy = "restore the topic, or begin a new log with the outputs of the store (`utxo-set export`); do not set \
@@ -80,7 +82,9 @@ mod tests {
         let lost = problem(Some(2), (4, 5));
         assert!(lost.starts_with("chain/0: offset 2 is next, but the topic holds 4 to 5; "), "{lost}");
         assert!(!lost.contains("--reset-offsets") && lost.contains("utxo-set export"), "{lost}");
-        assert!(problem(None, (3, 9)).contains("--group g.chain --reset-offsets"));
+        let uncommitted = problem(None, (3, 9));
+        let (first, last) = ("where the store has handled a block", "--group g.chain --reset-offsets");
+        assert!(uncommitted.starts_with(first) && uncommitted.contains(last), "{uncommitted}");
     }
 
     #[test]

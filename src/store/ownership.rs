@@ -80,13 +80,18 @@ impl RecordedChain {
         RecordedChain { era: meta.chain_era, has_blocks: meta.tip.is_some_and(|tip| tip.chain_offset > 0) }
     }
 
-    /// Verifies that a sequencer may begin at `position` without a state of the chain: at the beginning of the log, or
-    /// before the store has handled a block. Elsewhere the sequence, the tip and the places of the feed are unknown.
+    /// Verifies that a sequencer may begin at `position` without a state of the chain.
+    ///
+    /// Before the first block any position is right. Later the sequence, the tip and the places of the feed are
+    /// unknown, except at the beginning of the log. A store that can lose writes has begun an era with its first
+    /// commit, so that no stamp would recognise a repeat: a command that a later one took back would be in force for a
+    /// while.
     ///
     /// # Errors
     /// [`MetaError::ChainStateLost`]
-    pub fn verify_stateless_start(&self, position: u64) -> Result<(), MetaError> {
-        if self.has_blocks && position > 0 { Err(MetaError::ChainStateLost { position }) } else { Ok(()) }
+    pub fn verify_stateless_start(&self, position: u64, can_lose_writes: bool) -> Result<(), MetaError> {
+        let is_allowed = !self.has_blocks || (position == 0 && !can_lose_writes);
+        if is_allowed { Ok(()) } else { Err(MetaError::ChainStateLost { position }) }
     }
 }
 

@@ -118,12 +118,26 @@ fn a_sound_group_has_only_the_warnings_of_one_broker() {
     gone.assert_failed("instance", "does not answer");
     bench.seed(3);
     let idle = Diagnosis::of(&bench, &[], &[]);
-    assert!(idle.has("members of the group", "warning"), "{:#}", idle.answer);
+    assert!(idle.has("members for the validated transactions", "warning"), "{:#}", idle.answer);
 
     let text = bench.command(&["doctor"], &[]).output().unwrap();
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains(" checks: 0 failed, ") && text.contains("\n1. WARNING  "), "{text}");
     assert!(text.contains("   first: ") && text.contains("   page:  docs/operating/"), "{text}");
+}
+
+/// Protects: bodies in the blob store are no violation.
+#[test]
+fn a_sound_store_with_bodies_as_blobs_passes_the_verification() {
+    let Some(bench) = bench() else { return };
+    let blobs = format!("file://{}", bench.path("blobs").display());
+    let external =
+        [("UTXO_STORE__STORE__BLOBS__URL", blobs.as_str()), ("UTXO_STORE__STORE__MAX_TX_SIZE_IN_STORE", "1")];
+    bench.seed(10);
+    consume(&bench, &external, 10);
+    assert!(bench.path("blobs").read_dir().unwrap().count() > 1, "bodies are blobs");
+    let verified = Diagnosis::of(&bench, &["--verify"], &external);
+    assert_eq!((verified.code, verified.failed_causes()), (Some(0), vec![]), "{:#}", verified.answer);
 }
 
 #[test]
@@ -237,6 +251,7 @@ fn a_halted_chain_is_shown_with_its_reason() {
 #[test]
 fn a_disk_without_room_is_named_with_its_figures() {
     let (Some(bench), Some(disk)) = (bench(), SmallDisk::mount(64)) else { return };
+    disk.fill();
     let store = format!("fjall://{}/store", disk.path().display());
     let full = Diagnosis::of(&bench, &[], &[("UTXO_STORE__STORE__URL", &store)]);
     full.assert_failed("full_device", "GB are free");

@@ -9,7 +9,7 @@ use utxo_store::{
 };
 
 use crate::{
-    harness::{GROUP, Made, World, WorldSettings, spend},
+    harness::{GROUP, LOSS_WINDOW, Made, World, WorldSettings, spend},
     snapshots::{create_snapshot, empty_beside, produce_history, restore_into, shelf},
 };
 
@@ -82,8 +82,52 @@ async fn a_chain_offset_without_a_state_halts_over_a_store_with_blocks() {
     let running = world.start();
     tokio::time::sleep(Duration::from_secs(5)).await;
     let reasons = format!("{:?}", running.health.ready().reasons);
-    assert!(reasons.contains("has no state of the chain, and the store has handled blocks"), "{reasons}");
+    assert!(reasons.contains("the group has no state of the chain at offset"), "{reasons}");
     assert!(reasons.contains("docs/operating/exits/lost-offsets.md"), "{reasons}");
     running.stop().await;
     assert!(is_conflicting(&world, &rival).await, "nothing was changed");
+}
+
+/// Protects: over a store that can lose writes no stamp would recognise an event that is handled again, because its
+/// first commit has begun an era. Commands that later ones took back would be in force for a while.
+#[tokio::test(start_paused = true)]
+async fn a_chain_without_commits_halts_over_a_store_that_can_lose_writes() {
+    let world = World::forgetful().await;
+    produce_history(&world, 10, 1).await;
+    let running = world.start();
+    world.until_consumed().await;
+    world.nodes.restart_nodes(LOSS_WINDOW, |_| true);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    running.stop().await;
+    assert!(world.store.meta().await.unwrap().unwrap().chain_era > 1, "the restart has begun an era");
+    for group in [GROUP.to_owned(), chain_group(GROUP)] {
+        world.broker.forget_commits(&group);
+    }
+    let running = world.start();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let reasons = format!("{:?}", running.health.ready().reasons);
+    assert!(reasons.contains("the group has no state of the chain at offset 0"), "{reasons}");
+    running.stop().await;
+}
+
+/// Protects: a kill after the first block of a chain that an operator has set to an offset leaves a chain that goes on.
+/// The state is committed before the first event: else the block would be proof that a state was lost.
+#[tokio::test(start_paused = true)]
+async fn a_stateless_start_commits_its_state_before_the_first_event() {
+    let world = World::new().await;
+    // The first start creates the store.
+    let running = world.start();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    running.stop().await;
+    world.produce("chain", b"", b"no event".to_vec()).await;
+    world.broker.truncate(&chain(), 1).unwrap();
+    let offset = CommittedOffset { offset: 1, metadata: String::new() };
+    world.broker.set_committed(&chain_group(GROUP), &[(chain(), offset)]).await.unwrap();
+    let running = world.start();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let committed = world.broker.committed(&chain_group(GROUP), &[chain()]).await.unwrap().pop().flatten().unwrap();
+    assert!(committed.offset == 1 && !committed.metadata.is_empty(), "{committed:?}");
+    running.task.abort();
+    world.mine(1, &[]).await;
+    world.run_until_consumed().await;
 }

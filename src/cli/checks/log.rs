@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{CheckReport, LogState};
+use super::{CheckReport, GroupLag, LogState};
 use crate::{
     broker::{
         Broker, BrokerError, CommittedOffset,
@@ -184,8 +184,9 @@ async fn check_offsets(
         Finding::from_result("decisions", decisions.map(|()| "the decisions were made on this chain"))
             .with_cause(Cause::RecreatedTopic),
     ];
-    let lag = lag(&validated) + lag(&chain);
-    Ok((findings, LogState { identity, frontier, members: members[0], lag }))
+    let groups = [(members[0], lag(&validated)), (members[1], lag(&chain))];
+    let groups = groups.map(|(members, lag)| GroupLag { members, lag });
+    Ok((findings, LogState { identity, frontier, groups }))
 }
 
 fn read_chain_state(frontier: &Frontier) -> Result<ChainState, String> {

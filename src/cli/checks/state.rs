@@ -29,8 +29,10 @@ use crate::{
 const STORE: &str = "store";
 /// Name of the check of the store's servers for room.
 const ROOM: &str = "room";
-/// Free bytes below which a disk counts as full: engines write in steps of up to some hundred megabytes.
-const FULL_DISK: u64 = 1 << 30;
+/// Free bytes below which a disk counts as full: the next journal of fjall takes 64 MiB.
+const FULL_DISK: u64 = 64 << 20;
+/// Free bytes below which a disk that is four fifths full has little room: a compaction of fjall writes gigabytes.
+const LITTLE_ROOM: u64 = 20 << 30;
 
 /// Checks the store, and compares it with the log if the state of the log is known.
 pub(super) async fn check_state(
@@ -110,7 +112,7 @@ async fn check_records(
         Ok(Ok(meta)) => {
             let findings = vec![
                 describe_store(config, meta.as_ref(), store.engine.layout_name()),
-                compare_with_log(log_state, meta.as_ref()),
+                compare_with_log(log_state, meta.as_ref(), !store.engine.loss_window().is_zero()),
                 check_durability(settings, &store).await,
                 check_room(&store).await,
             ];
@@ -127,20 +129,18 @@ fn cause_of(error: &MetaError) -> Cause {
     match error {
         MetaError::NamespaceLost | MetaError::ForeignRecords | MetaError::NoMetaRecord => Cause::LostNamespace,
         MetaError::PartLost { .. } => Cause::LostPart,
-        MetaError::ChainRecreated { .. } | MetaError::TopicRecreated { .. } | MetaError::OtherPartitions { .. } => {
-            Cause::RecreatedTopic
-        }
+        MetaError::ChainRecreated { .. } | MetaError::TopicRecreated { .. } => Cause::RecreatedTopic,
         MetaError::StoreBehindGroup { .. } | MetaError::Migrated => Cause::CrossedStores,
         MetaError::BelowFloor { .. } | MetaError::ChainStateLost { .. } => Cause::LostOffsets,
-        MetaError::OtherNetwork { .. } | MetaError::OtherBatchSize { .. } | MetaError::OtherLayout { .. } => {
-            Cause::StoreFacts
-        }
+        MetaError::OtherNetwork { .. }
+        | MetaError::OtherBatchSize { .. }
+        | MetaError::OtherLayout { .. }
+        | MetaError::OtherPartitions { .. } => Cause::StoreFacts,
         MetaError::NoBlobStore => Cause::Blobs,
         MetaError::Damaged => Cause::DamagedRecords,
         MetaError::Engine(_) => Cause::StoreAway,
+        MetaError::UnfinishedRebuild { .. } | MetaError::RebuildTakenOver => Cause::UnfinishedRebuild,
         MetaError::StoreInUse
-        | MetaError::UnfinishedRebuild { .. }
-        | MetaError::RebuildTakenOver
         | MetaError::UnfinishedRestore
         | MetaError::RestoreNotEmpty
         | MetaError::RestoreTakenOver
@@ -161,7 +161,12 @@ async fn check_room(store: &StateStore) -> Finding {
         let found = shortages.iter().filter(|shortage| shortage.refuses_writes == refuses);
         found.map(|shortage| shortage.message.clone()).collect::<Vec<_>>()
     };
-    let finding = Finding::from_problems(ROOM, "no server of the store lacks room", &messages(true), &messages(false));
+    let finding = Finding::from_problems(
+        ROOM,
+        "no server of the store reports a lack of room",
+        &messages(true),
+        &messages(false),
+    );
     finding.with_cause(Cause::FullDevice)
 }
 
@@ -180,10 +185,10 @@ fn check_disk(url: &StoreUrl) -> Option<Finding> {
 
 /// Judges the room of a disk in bytes.
 fn judge_disk(check: &str, free: u64, size: u64) -> Finding {
-    let message = format!("{:.1} GB of {:.1} GB are free", free as f64 / 1e9, size as f64 / 1e9);
+    let message = format!("{:.2} GB of {:.2} GB are free", free as f64 / 1e9, size as f64 / 1e9);
     let outcome = match () {
         () if free < FULL_DISK => CheckOutcome::Failed,
-        () if free < size / 20 => CheckOutcome::Warning,
+        () if free < LITTLE_ROOM && free < size / 5 => CheckOutcome::Warning,
         () => CheckOutcome::Ok,
     };
     Finding::new(check, outcome, message)
@@ -209,11 +214,11 @@ fn describe_store(config: &Config, meta: Option<&MetaRecord>, layout: Option<&st
         )
     });
     let cautions: Vec<String> = volatile.into_iter().chain(retention).collect();
-    Finding::from_problems(STORE, &message, &[], &cautions)
+    Finding::from_problems(STORE, &message, &[], &cautions).with_cause(Cause::StoreFacts)
 }
 
 /// Checks that the store was made from this log, as far as the state of the log is known.
-fn compare_with_log(log_state: Option<&LogState>, meta: Option<&MetaRecord>) -> Finding {
+fn compare_with_log(log_state: Option<&LogState>, meta: Option<&MetaRecord>, can_lose_writes: bool) -> Finding {
     const CHECK: &str = "store and log";
     let (log_state, meta) = match (log_state, meta) {
         (None, _) => return Finding::new(CHECK, CheckOutcome::Skipped, "the state of the log is not known"),
@@ -226,7 +231,7 @@ fn compare_with_log(log_state: Option<&LogState>, meta: Option<&MetaRecord>) -> 
         let results = [
             verify_has_consumed(meta, &log_state.frontier.consumed),
             verify_above_floor(&meta.replay_floor, &log_state.frontier.resume),
-            verify_chain_start(log_state, meta),
+            verify_chain_start(log_state, meta, can_lose_writes),
         ];
         problems.extend(results.into_iter().filter_map(Result::err));
     }
@@ -244,9 +249,10 @@ fn compare_with_log(log_state: Option<&LogState>, meta: Option<&MetaRecord>) -> 
 }
 
 /// Verifies that a chain without a committed state begins where a sequencer can begin.
-fn verify_chain_start(log_state: &LogState, meta: &MetaRecord) -> Result<(), MetaError> {
-    match &log_state.frontier.chain_commit {
-        Some(commit) if commit.metadata.is_empty() => RecordedChain::of(meta).verify_stateless_start(commit.offset),
+fn verify_chain_start(log_state: &LogState, meta: &MetaRecord, can_lose_writes: bool) -> Result<(), MetaError> {
+    let committed = log_state.frontier.chain_commit.as_ref();
+    match committed.map_or(("", 0), |commit| (commit.metadata.as_str(), commit.offset)) {
+        ("", position) => RecordedChain::of(meta).verify_stateless_start(position, can_lose_writes),
         _ => Ok(()),
     }
 }
@@ -349,10 +355,9 @@ mod tests {
         let fits = || LogState {
             identity: identity(1, Some(7), 3),
             frontier: frontier(consumed(5, 50), consumed(3, 30)),
-            members: 0,
-            lag: 0,
+            groups: Default::default(),
         };
-        let finding = |log_state| compare_with_log(Some(&log_state), Some(&meta)).to_string();
+        let finding = |log_state| compare_with_log(Some(&log_state), Some(&meta), false).to_string();
         assert!(finding(fits()).starts_with("ok "), "{}", finding(fits()));
         for (unfit, words) in [
             (LogState { identity: identity(2, Some(7), 3), ..fits() }, "has 2 partitions, the store was made from 1"),
@@ -383,6 +388,6 @@ mod tests {
         let finding = finding(recreated);
         let names_offsets = finding.contains("pruned") || finding.contains("consumed");
         assert!(!names_offsets && finding.contains("another group"), "{finding}");
-        assert!(compare_with_log(None, Some(&meta)).to_string().starts_with("skipped "));
+        assert!(compare_with_log(None, Some(&meta), false).to_string().starts_with("skipped "));
     }
 }

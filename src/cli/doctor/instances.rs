@@ -31,7 +31,12 @@ pub async fn ask(urls: &[String], config: &Config) -> AskedInstances {
     let (urls, is_named) = if urls.is_empty() { (std::slice::from_ref(&default), false) } else { (urls, true) };
     // `reqwest` is built without a crypto provider; a provider that is already installed serves as well.
     drop(rustls::crypto::ring::default_provider().install_default());
-    let client = match reqwest::Client::builder().timeout(TIMEOUT).redirect(reqwest::redirect::Policy::none()).build() {
+    let client = match reqwest::Client::builder()
+        .timeout(TIMEOUT)
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .build()
+    {
         Ok(client) => client,
         Err(error) => {
             let finding = Finding::new("instances", CheckOutcome::Skipped, format!("no client for HTTP: {error}"));
@@ -90,14 +95,27 @@ fn judge_readiness(url: &str, readiness: Readiness) -> Vec<Finding> {
         return vec![Finding::new(check, CheckOutcome::Ok, format!("is ready{waits}"))];
     }
     let unmet = readiness.reasons.iter().map(|(condition, reason)| {
-        Finding::failed(format!("{check}: {condition}"), reason).with_cause(cause_of(condition))
+        Finding::failed(format!("{check}: {condition}"), reason).with_cause(cause_of(condition, reason))
     });
     unmet.collect()
 }
 
-/// Returns the cause behind a condition that an instance does not meet.
-fn cause_of(condition: &str) -> Cause {
+/// Returns the cause behind a condition that an instance does not meet. Some reasons have a cause of their own, as
+/// `docs/operating/exits.md` has them.
+fn cause_of(condition: &str, reason: &str) -> Cause {
+    let names = |parts: &[&str]| parts.iter().any(|part| reason.contains(part));
     match condition {
+        _ if names(&["is not the one that the store was made from", "was recreated"]) => Cause::RecreatedTopic,
+        _ if names(&[
+            "is next, but the topic holds",
+            "no longer holds offsets",
+            "is out of range",
+            "has no state of the chain",
+        ]) =>
+        {
+            Cause::LostOffsets
+        }
+        "store_reachable" if names(&["stop-writes", "No space left"]) => Cause::FullDevice,
         "broker_reachable" => Cause::Brokers,
         "store_reachable" => Cause::StoreAway,
         "partitions_running" => Cause::HaltedPartition,
@@ -131,7 +149,9 @@ mod tests {
     #[test]
     fn only_conditions_of_membership_and_commits_have_the_instance_as_cause() {
         let names = Condition::iter().map(<&str>::from);
-        let of_instance: Vec<&str> = names.filter(|name| cause_of(name) == Cause::Instance).collect();
+        let of_instance: Vec<&str> = names.filter(|name| cause_of(name, "") == Cause::Instance).collect();
+        assert_eq!(cause_of("chain_running", "utxo.chain/0: offset 2 is out of range"), Cause::LostOffsets);
+        assert_eq!(cause_of("partitions_running", "the topic `x` was recreated"), Cause::RecreatedTopic);
         assert_eq!(of_instance, ["assigned", "offsets_committed", "chain_committed"]);
     }
 }

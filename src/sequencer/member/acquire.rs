@@ -1,6 +1,6 @@
 //! Acquires the chain partition: verifies topics and store, begins a new era if the nodes changed, starts the worker.
 
-use std::time::Duration;
+use std::{fmt::Display, time::Duration};
 
 use tokio::sync::{mpsc, watch};
 
@@ -62,10 +62,6 @@ impl Sequencer {
             _ => None,
         };
         confirmed?;
-        if assigned.committed.is_none() && assigned.position > 0 {
-            let why = never_read_reason(&chain_group(&self.parts.validated.group), assigned.position);
-            return Err(SequencerError::Halt(format!("{}: {why}", assigned.partition)));
-        }
         let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
         let state = ChainState::from_metadata(metadata).map_err(bad_state)?;
         let mut state = state.checked().map_err(SequencerError::Halt)?;
@@ -75,30 +71,29 @@ impl Sequencer {
             (ChainMode::Live, false) => verify_store_covers(&parts, assigned.position).await?,
             // A commit without metadata comes from an operator, who has set the offset to continue at; without a commit
             // the log is read from its beginning.
-            (ChainMode::Live, true) => {
-                let known = until_meta_answers(&parts, || parts.ownership.recorded_chain()).await?;
-                known.verify_stateless_start(assigned.position).map_err(|error| halt_at(&assigned, error))?;
-                // A lower era would take every record for the work of a later sequencer, and change none.
-                state.era = state.era.max(known.era);
-                if assigned.position > 0 {
-                    // Every later commit compares with the consumed offset in the store.
-                    record_consumed_durably(&parts, &mut self.parts.nodes, assigned.position).await?;
-                }
-            }
+            (ChainMode::Live, true) => state.era = Box::pin(self.begin_without_state(&assigned)).await?,
         }
         let incarnation = ReportedWait::new(&parts, "the nodes of the store").run(self.parts.nodes.baseline()).await?;
-        if let (ChainMode::Live, Some(new)) = (self.mode, state.in_new_era(incarnation)) {
+        let new = state.in_new_era(incarnation);
+        // The first handled block makes a stateless start impossible: after a kill the next owner needs the state.
+        let is_stateless_start = metadata.is_empty() && assigned.position > 0;
+        if let (ChainMode::Live, true) = (self.mode, new.is_some() || is_stateless_start) {
+            let is_new_era = new.is_some();
+            let new = new.unwrap_or_else(|| state.clone());
             until_meta_answers(&parts, || parts.ownership.record_era(new.era)).await?;
             let committed = CommittedOffset { offset: assigned.position, metadata: new.to_metadata() };
             if !self.commit_era(&assigned.partition, &committed).await? {
                 return Ok(());
             }
             let (era, position) = (new.era, assigned.position);
-            tracing::warn!(era, position, "sequencer: new era, the nodes of the store changed");
+            match is_new_era {
+                true => tracing::warn!(era, position, "sequencer: new era, the nodes of the store changed"),
+                false => tracing::warn!(position, "sequencer: chain begins at the offset that an operator has set"),
+            }
             assigned.committed = Some(committed);
             state = new;
         } else if self.mode == ChainMode::Live && state.era > 0 {
-            // A restore has begun this era.
+            // A store of an earlier tree, or a restored one, has no record of this era.
             until_meta_answers(&parts, || parts.ownership.record_era(state.era)).await?;
         }
         tracing::info!(position = assigned.position, sequence = state.sequence, "sequencer: chain acquired");
@@ -132,6 +127,25 @@ impl Sequencer {
             committed_chain,
         });
         Ok(())
+    }
+
+    /// Verifies that the chain may begin at the assigned position without a state; returns the era to begin in. A lower
+    /// era would take every record for the work of a later sequencer, and change none.
+    async fn begin_without_state(&mut self, assigned: &AssignedPartition) -> Result<u32, SequencerError> {
+        let parts = self.parts.clone();
+        let known = until_meta_answers(&parts, || parts.ownership.recorded_chain()).await?;
+        let nodes = ReportedWait::new(&parts, "the nodes of the store").run(self.parts.nodes.baseline()).await?;
+        let allowed = known.verify_stateless_start(assigned.position, !nodes.0.is_empty());
+        allowed.map_err(|error| halt_at(assigned, error))?;
+        if assigned.committed.is_none() && assigned.position > 0 {
+            let why = never_read_reason(&chain_group(&parts.validated.group), assigned.position);
+            return Err(halt_at(assigned, why));
+        }
+        if assigned.position > 0 {
+            // Every later commit compares with the consumed offset in the store.
+            record_consumed_durably(&parts, &mut self.parts.nodes, assigned.position).await?;
+        }
+        Ok(known.era)
     }
 
     /// Commits a new era before any record is stamped with it. The group lets only the present owner of the partition
@@ -205,8 +219,8 @@ pub(in crate::sequencer) async fn until_meta_answers<T, F: Future<Output = Resul
     }
 }
 
-fn halt_at(assigned: &AssignedPartition, error: MetaError) -> SequencerError {
-    SequencerError::Halt(format!("{}: {error}", assigned.partition))
+fn halt_at(assigned: &AssignedPartition, why: impl Display) -> SequencerError {
+    SequencerError::Halt(format!("{}: {why}", assigned.partition))
 }
 
 /// Verifies that the store has consumed the chain up to the committed offset.

@@ -120,11 +120,12 @@ pub enum MetaError {
          transactions: or set the group's offset to {floor} or more)"
     )]
     BelowFloor { what: String, from: u64, floor: u64 },
-    /// The group has no state of the chain, and the offset to begin at is not the beginning of the log.
+    /// The group has no state of the chain, and the store has handled blocks.
     #[error(
-        "the committed chain offset {position} has no state of the chain, and the store has handled blocks: a commit \
-         of Kafka's tools cannot continue a chain; stop the group, run `replay --rebuild` into an empty set where the \
-         log is whole, or import a UTXO-set file of this store under new topics (docs/operating/exits/lost-offsets.md)"
+        "the group has no state of the chain at offset {position}, and the store has handled blocks: the commits are \
+         gone, or a tool has set the offset, which cannot continue a chain; stop the group, run `replay --rebuild` \
+         into an empty set where the log is whole, or import a UTXO-set file of this store under new topics \
+         (docs/operating/exits/lost-offsets.md)"
     )]
     ChainStateLost { position: u64 },
     #[error(
