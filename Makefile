@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test sim mutations torture rolling-upgrade kill-test kill-test-api kill-test-vault kill-test-snapshot lost-brokers node-deaths soak lint fuzz setup pictures
-.PHONY: release stack
+.PHONY: release stack msrv
 .PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-scale bench-sql bench-vault bench-snapshot bench-all
 
 TARGET ?= transaction
@@ -155,6 +155,9 @@ bench-all: setup ## runs all benches with smaller sizes, some 30 minutes
 
 release: setup ## makes the archive of a release in dist/: program, completions, man pages, SBOM, checksums
 	@scripts/release.sh
+
+msrv: setup ## checks the program with the oldest supported Rust (rust-version in Cargo.toml), by rustup
+	@scripts/msrv.sh
 
 fuzz: setup ## runs one fuzz target for TIME seconds: TARGET=event TIME=600, see fuzz/README.md
 	@scripts/fuzz.sh $(TARGET) $(TIME)
