@@ -65,7 +65,7 @@ pub struct DoctorArgs {
     #[command(flatten)]
     config: ConfigArgs,
     /// URL of an instance; may be given several times
-    #[arg(long = "instance", value_name = "URL")]
+    #[arg(long = "instance", value_name = "URL", value_parser = parse_instance)]
     instances: Vec<String>,
     /// Check the invariants of the store, too: the command reads every record
     #[arg(long)]
@@ -179,6 +179,16 @@ impl DoctorArgs {
             skipped.iter().try_for_each(|finding| writeln!(out, "- {}: {}", finding.check, finding.message))?;
         }
         Ok(())
+    }
+}
+
+/// Parses the URL of an instance. The URL is printed, so that it must have no password.
+fn parse_instance(text: &str) -> Result<String, String> {
+    let url = url::Url::parse(text).map_err(|error| format!("{error}; write for example http://10.0.0.1:9464"))?;
+    match (url.scheme(), url.username(), url.password()) {
+        ("http" | "https", "", None) => Ok(text.trim_end_matches('/').to_owned()),
+        ("http" | "https", ..) => Err("the URL must have no user and no password".to_owned()),
+        (scheme, ..) => Err(format!("`{scheme}` is not http or https; write for example http://10.0.0.1:9464")),
     }
 }
 
@@ -314,6 +324,19 @@ mod tests {
         let checks: Vec<&str> = diagnosis.entries.iter().map(|entry| entry.finding.check.as_str()).collect();
         assert_eq!(checks, ["recreated", "offsets", "halted", "configuration", "one copy"]);
         assert_eq!((diagnosis.checked, diagnosis.failed, diagnosis.warnings, diagnosis.skipped.len()), (6, 3, 2, 1));
+    }
+
+    #[test]
+    fn the_url_of_an_instance_has_a_scheme_and_no_password() {
+        assert_eq!(parse_instance("http://10.0.0.1:9464/").unwrap(), "http://10.0.0.1:9464");
+        for (url, problem) in [
+            ("10.0.0.1:9464", "write for example http://"),
+            ("localhost:9464", "`localhost` is not http or https"),
+            ("http://user:secret@host", "no user and no password"),
+        ] {
+            let refusal = parse_instance(url).unwrap_err();
+            assert!(refusal.contains(problem) && !refusal.contains("secret"), "{refusal}");
+        }
     }
 
     #[test]

@@ -75,7 +75,7 @@ fn own_url(config: &Config) -> String {
 
 async fn read_readiness(client: &reqwest::Client, url: &str) -> Result<Readiness, String> {
     let no_answer = |error: reqwest::Error| format!("does not answer: {}", causes(&error.without_url()));
-    let answer = client.get(format!("{}/health/ready", url.trim_end_matches('/'))).send().await.map_err(no_answer)?;
+    let answer = client.get(format!("{url}/health/ready")).send().await.map_err(no_answer)?;
     let status = answer.status();
     let body = answer.bytes().await.map_err(no_answer)?;
     let readiness = (body.len() <= MAX_ANSWER).then(|| serde_json::from_slice::<Readiness>(&body));
