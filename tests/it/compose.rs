@@ -91,6 +91,17 @@ fn its_command_lines_are_those_of_the_binary() {
     }
 }
 
+/// Protects: the image is built by a Rust that the crates permit.
+#[test]
+fn its_image_is_built_by_the_oldest_supported_rust() {
+    let oldest = env!("CARGO_PKG_RUST_VERSION");
+    let dockerfile = include_str!("../../deploy/Dockerfile");
+    assert!(dockerfile.contains(&format!("FROM rust:{oldest}-bookworm AS build")), "{oldest}");
+    for document in [include_str!("../../README.md"), include_str!("../../docs/operating/install.md")] {
+        assert!(document.contains(&format!("{oldest} or newer")), "{oldest}");
+    }
+}
+
 #[test]
 fn its_mounted_files_and_its_dockerfile_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
