@@ -74,27 +74,27 @@ impl Sequencer {
             (ChainMode::Live, true) => state.era = Box::pin(self.begin_without_state(&assigned)).await?,
         }
         let incarnation = ReportedWait::new(&parts, "the nodes of the store").run(self.parts.nodes.baseline()).await?;
-        let new = state.in_new_era(incarnation);
-        // The first handled block makes a stateless start impossible: after a kill the next owner needs the state.
-        let is_stateless_start = metadata.is_empty() && assigned.position > 0;
-        if let (ChainMode::Live, true) = (self.mode, new.is_some() || is_stateless_start) {
-            let is_new_era = new.is_some();
-            let new = new.unwrap_or_else(|| state.clone());
-            until_meta_answers(&parts, || parts.ownership.record_era(new.era)).await?;
-            let committed = CommittedOffset { offset: assigned.position, metadata: new.to_metadata() };
-            if !self.commit_era(&assigned.partition, &committed).await? {
-                return Ok(());
+        if self.mode == ChainMode::Live {
+            let position = assigned.position;
+            let new_era = state.in_new_era(incarnation);
+            // The first handled block makes a stateless start impossible: after a kill the next owner needs the state.
+            let is_committed_first = new_era.is_some() || (metadata.is_empty() && position > 0);
+            if let Some(new) = new_era {
+                tracing::warn!(era = new.era, position, "sequencer: new era, the nodes of the store changed");
+                state = new;
             }
-            let (era, position) = (new.era, assigned.position);
-            match is_new_era {
-                true => tracing::warn!(era, position, "sequencer: new era, the nodes of the store changed"),
-                false => tracing::warn!(position, "sequencer: chain begins at the offset that an operator has set"),
+            if state.era > 0 {
+                // Before the era is committed. The store of an earlier tree, or a restored one, has no record of an era
+                // that is committed already.
+                until_meta_answers(&parts, || parts.ownership.record_era(state.era)).await?;
             }
-            assigned.committed = Some(committed);
-            state = new;
-        } else if self.mode == ChainMode::Live && state.era > 0 {
-            // A store of an earlier tree, or a restored one, has no record of this era.
-            until_meta_answers(&parts, || parts.ownership.record_era(state.era)).await?;
+            if is_committed_first {
+                let committed = CommittedOffset { offset: position, metadata: state.to_metadata() };
+                if !self.commit_state(&assigned.partition, &committed).await? {
+                    return Ok(());
+                }
+                assigned.committed = Some(committed);
+            }
         }
         tracing::info!(position = assigned.position, sequence = state.sequence, "sequencer: chain acquired");
         self.parts.health.set(Condition::ChainRunning, None);
@@ -134,8 +134,7 @@ impl Sequencer {
     async fn begin_without_state(&mut self, assigned: &AssignedPartition) -> Result<u32, SequencerError> {
         let parts = self.parts.clone();
         let known = until_meta_answers(&parts, || parts.ownership.recorded_chain()).await?;
-        let nodes = ReportedWait::new(&parts, "the nodes of the store").run(self.parts.nodes.baseline()).await?;
-        let allowed = known.verify_stateless_start(assigned.position, !nodes.0.is_empty());
+        let allowed = known.verify_stateless_start(assigned.position, parts.nodes.can_lose_writes());
         allowed.map_err(|error| halt_at(assigned, error))?;
         if assigned.committed.is_none() && assigned.position > 0 {
             let why = never_read_reason(&chain_group(&parts.validated.group), assigned.position);
@@ -144,13 +143,18 @@ impl Sequencer {
         if assigned.position > 0 {
             // Every later commit compares with the consumed offset in the store.
             record_consumed_durably(&parts, &mut self.parts.nodes, assigned.position).await?;
+            tracing::warn!(
+                position = assigned.position,
+                "sequencer: chain begins at the offset that an operator has set"
+            );
         }
         Ok(known.era)
     }
 
-    /// Commits a new era before any record is stamped with it. The group lets only the present owner of the partition
+    /// Commits the state of the chain before the first event, and a new era before any record is stamped with it. The
+    /// group lets only the present owner of the partition
     /// commit, so that no two sequencers work in one era. Returns `false` when the partition is no longer assigned.
-    async fn commit_era(
+    async fn commit_state(
         &mut self,
         chain: &TopicPartition,
         committed: &CommittedOffset,
