@@ -213,13 +213,7 @@ pub(super) async fn count_unsettled(
     topics: &Topics,
     most: u64,
 ) -> Result<Option<BTreeMap<&'static str, usize>>, BrokerError> {
-    let topic = topics.dead_letters.as_str();
-    let mut messages = 0;
-    for partition in 0..broker.partitions(topic).await?.unwrap_or(0) {
-        let (low, end) = broker.watermarks(&TopicPartition { topic: topic.into(), partition }).await?;
-        messages += end - low;
-    }
-    if messages > most {
+    if count_messages(broker, &dead_letter_partitions(broker, topics).await?).await? > most {
         return Ok(None);
     }
     let entries = read_dead_letters(broker, topics, &Filter::default(), false).await?;
@@ -255,12 +249,26 @@ async fn read_dead_letters(
     filter: &Filter,
     include_settled: bool,
 ) -> Result<Vec<DeadLetterEntry>, BrokerError> {
-    let topic = topics.dead_letters.as_str();
-    let count = broker.partitions(topic).await?.ok_or_else(|| BrokerError::unknown_topic("read", topic))?;
-    let partitions: Vec<_> = (0..count).map(|partition| TopicPartition { topic: topic.into(), partition }).collect();
+    let partitions = dead_letter_partitions(broker, topics).await?;
     let mut register = Register::new(filter);
     read_partitions(broker, &partitions, "dead letters", |partition, message| register.add(partition, message)).await?;
     Ok(register.finish(include_settled))
+}
+
+async fn dead_letter_partitions(broker: &dyn Broker, topics: &Topics) -> Result<Vec<TopicPartition>, BrokerError> {
+    let topic = topics.dead_letters.as_str();
+    let count = broker.partitions(topic).await?.ok_or_else(|| BrokerError::unknown_topic("read", topic))?;
+    Ok((0..count).map(|partition| TopicPartition { topic: topic.into(), partition }).collect())
+}
+
+/// Counts the messages that the topics still hold.
+async fn count_messages(broker: &dyn Broker, partitions: &[TopicPartition]) -> Result<u64, BrokerError> {
+    let mut total = 0;
+    for partition in partitions {
+        let (low, end) = broker.watermarks(partition).await?;
+        total += end - low;
+    }
+    Ok(total)
 }
 
 /// Reads whole partitions, with a progress bar on a terminal.
@@ -270,12 +278,7 @@ async fn read_partitions(
     label: &'static str,
     mut take: impl FnMut(i32, &Message),
 ) -> Result<(), BrokerError> {
-    let mut total = 0;
-    for partition in partitions {
-        let (low, end) = broker.watermarks(partition).await?;
-        total += end - low;
-    }
-    let bar = progress_bar(label, total);
+    let bar = progress_bar(label, count_messages(broker, partitions).await?);
     for partition in partitions {
         read_partition(broker, partition, |message| {
             take(partition.partition, message);

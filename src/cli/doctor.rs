@@ -106,12 +106,12 @@ impl DoctorArgs {
                 Ok(checked) => self.look(&checked, &mut report).await?,
                 // The finding on the configuration says the same; the exit code is that of a wrong configuration.
                 Err(failure) => {
-                    self.print(&diagnose(report.findings), &mut output::stdout())?;
+                    self.print(&diagnose(report), &mut output::stdout())?;
                     return Err(failure);
                 }
             }
             let result = report.result();
-            self.print(&diagnose(report.findings), &mut output::stdout())?;
+            self.print(&diagnose(report), &mut output::stdout())?;
             result
         })
     }
@@ -193,14 +193,10 @@ fn parse_instance(text: &str) -> Result<String, String> {
 }
 
 /// Sorts the findings into the order of the work. Failures come before warnings.
-fn diagnose(findings: Vec<Finding>) -> Diagnosis {
-    let is = |outcome: CheckOutcome| move |finding: &&Finding| finding.outcome == outcome;
-    let (failed, warnings) = (
-        findings.iter().filter(is(CheckOutcome::Failed)).count(),
-        findings.iter().filter(is(CheckOutcome::Warning)).count(),
-    );
+fn diagnose(report: CheckReport) -> Diagnosis {
+    let (failed, warnings) = (report.count(CheckOutcome::Failed), report.count(CheckOutcome::Warning));
     let (skipped, checked): (Vec<Finding>, Vec<Finding>) =
-        findings.into_iter().partition(|finding| finding.outcome == CheckOutcome::Skipped);
+        report.findings.into_iter().partition(|finding| finding.outcome == CheckOutcome::Skipped);
     let count = checked.len();
     let mut entries: Vec<Finding> = checked.into_iter().filter(|finding| finding.outcome != CheckOutcome::Ok).collect();
     // A stable sort: findings of one cause keep the order of their checks.
@@ -310,9 +306,15 @@ mod tests {
         Finding::new(check, outcome, "words").with_cause(cause)
     }
 
+    fn diagnosis_of(findings: Vec<Finding>) -> Diagnosis {
+        let mut report = CheckReport::new(Printed::Nothing);
+        report.add(findings).unwrap();
+        diagnose(report)
+    }
+
     #[test]
     fn a_cause_comes_before_its_consequences_and_failures_before_warnings() {
-        let diagnosis = diagnose(vec![
+        let diagnosis = diagnosis_of(vec![
             finding(CheckOutcome::Warning, "one copy", Cause::TopicSettings),
             finding(CheckOutcome::Failed, "halted", Cause::HaltedPartition),
             finding(CheckOutcome::Warning, "configuration", Cause::Configuration),
@@ -344,7 +346,7 @@ mod tests {
         let args = DoctorArgs { config: ConfigArgs { config: None }, instances: vec![], verify: false, json: false };
         let text = |findings| {
             let mut out = Vec::new();
-            args.print(&diagnose(findings), &mut out).unwrap();
+            args.print(&diagnosis_of(findings), &mut out).unwrap();
             String::from_utf8(out).unwrap()
         };
         let sound = text(vec![finding(CheckOutcome::Ok, "brokers", Cause::Brokers)]);

@@ -11,7 +11,7 @@ use crate::{
     embed::reader::{open_existing, open_with_recorded_settings},
     engine::{OpenError, StoreUrl},
     record::MetaRecord,
-    store::{StateStore, meta::MetaError, sentinels::Sentinels},
+    store::{StateStore, meta::StoreMeta},
     telemetry::Metrics,
 };
 
@@ -51,10 +51,10 @@ impl StoreArgs {
     /// records would say that outputs do not exist.
     ///
     /// # Errors
-    /// As `open`, or [`MetaError::PartLost`].
+    /// As `open`, or [`MetaError::PartLost`](crate::store::meta::MetaError::PartLost).
     pub async fn open_whole(&self) -> Result<(StateStore, MetaRecord), Failure> {
         let (store, meta) = self.open().await?;
-        verify_whole(&store, &meta).await?;
+        StoreMeta::of(&store).verify_whole(&meta).await?;
         Ok((store, meta))
     }
 
@@ -78,17 +78,13 @@ impl StoreArgs {
     }
 }
 
-async fn verify_whole(store: &StateStore, meta: &MetaRecord) -> Result<(), MetaError> {
-    if meta.has_sentinels { Sentinels::of(store).verify(meta).await } else { Ok(()) }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
     use crate::{
         engine::memory::MemoryEngine,
         record::Key,
-        store::{meta::StoreMeta, testing},
+        store::{meta::MetaError, sentinels::Sentinels, testing},
         tx::{Network, Txid},
     };
 
@@ -114,12 +110,12 @@ pub(super) mod tests {
         let engine = Arc::new(MemoryEngine::new(store.settings.rules).with_losable_parts());
         store.engine = engine.clone();
         let meta = StoreMeta::of(&store).open(false, [4; 16]).await.unwrap();
-        verify_whole(&store, &meta).await.unwrap();
+        StoreMeta::of(&store).verify_whole(&meta).await.unwrap();
         Sentinels::of(&store).write(&meta).await.unwrap();
         let meta = Sentinels::of(&store).record().await.unwrap();
-        verify_whole(&store, &meta).await.unwrap();
+        StoreMeta::of(&store).verify_whole(&meta).await.unwrap();
         engine.put(Key::Sentinel(9), None);
-        let refusal = verify_whole(&store, &meta).await.unwrap_err();
+        let refusal = StoreMeta::of(&store).verify_whole(&meta).await.unwrap_err();
         assert!(matches!(refusal, MetaError::PartLost { missing: 1, all: 256 }), "{refusal}");
     }
 

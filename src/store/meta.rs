@@ -108,6 +108,14 @@ impl<'a> StoreMeta<'a> {
         check_settings(meta, &self.store.settings)?;
         check_not_rebuilding(meta)?;
         check_blobs(meta, self.store)?;
+        self.verify_whole(meta).await
+    }
+
+    /// Verifies that no part of the store is gone: all sentinels exist, once they were written.
+    ///
+    /// # Errors
+    /// [`MetaError::PartLost`], or the sentinels could not be read.
+    pub async fn verify_whole(&self, meta: &MetaRecord) -> Result<(), MetaError> {
         if meta.has_sentinels { Sentinels::of(self.store).verify(meta).await } else { Ok(()) }
     }
 
