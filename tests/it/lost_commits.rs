@@ -10,7 +10,7 @@ use utxo_store::{
 
 use crate::{
     harness::{GROUP, LOSS_WINDOW, Made, World, WorldSettings, spend},
-    snapshots::{create_snapshot, empty_beside, produce_history, restore_into, shelf},
+    snapshots::{empty_beside, produce_history, restore_into, run_past_a_snapshot},
 };
 
 fn chain() -> TopicPartition {
@@ -20,13 +20,8 @@ fn chain() -> TopicPartition {
 /// Returns a world whose store is in a later era, by a restore, and has handled a history with a rival that lost.
 async fn world_in_a_later_era() -> (World, Made) {
     let world = World::with_settings(WorldSettings::calm()).await;
-    produce_history(&world, 10, 1).await;
-    world.run_until_consumed().await;
-    let (_, shelf) = shelf();
-    let name = create_snapshot(&world, &shelf).await.unwrap().name;
     // The restored store has to catch up: else its first start begins no era.
-    produce_history(&world, 60, 3).await;
-    world.run_until_consumed().await;
+    let (shelf, name) = run_past_a_snapshot(&world).await;
     let restored = empty_beside(&world);
     restore_into(&restored, &shelf, &name).await.unwrap();
     // The first instance reads what the snapshot lacks, in a new era. The next one finds an ordinary store.

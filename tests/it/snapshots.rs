@@ -84,6 +84,17 @@ pub fn empty_beside(world: &World) -> World {
     other
 }
 
+/// Runs a history, creates a snapshot, and runs another history that the snapshot lacks.
+pub async fn run_past_a_snapshot(world: &World) -> (Shelf, String) {
+    produce_history(world, 10, 1).await;
+    world.run_until_consumed().await;
+    let (_, shelf) = shelf();
+    let name = create_snapshot(world, &shelf).await.unwrap().name;
+    produce_history(world, 60, 3).await;
+    world.run_until_consumed().await;
+    (shelf, name)
+}
+
 /// Produces transactions of several generations, a double spend and blocks; `from` keeps their ids apart.
 pub async fn produce_history(world: &World, from: u8, sequence: u64) {
     let seed = world.seed(from, 6).await;
@@ -622,12 +633,7 @@ async fn a_snapshot_of_aerospike_is_restored_into_other_engines_and_into_aerospi
     let Some(server) = AerospikeServer::start() else { return };
     check_snapshot_of(world_over(&server.settings(), WorldSettings::paged(3)).await).await;
     let world = World::with_settings(WorldSettings::paged(3)).await;
-    produce_history(&world, 10, 1).await;
-    world.run_until_consumed().await;
-    let (_, shelf) = shelf();
-    let name = create_snapshot(&world, &shelf).await.unwrap().name;
-    produce_history(&world, 60, 3).await;
-    world.run_until_consumed().await;
+    let (shelf, name) = run_past_a_snapshot(&world).await;
     let engine = AerospikeEngine::open(&server.settings(), world.store.settings.rules).await.unwrap();
     let mut other = world.beside(Arc::new(engine));
     other.settings.durability_lag = Some(Duration::from_secs(2));
