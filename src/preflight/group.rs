@@ -25,6 +25,17 @@ pub fn position_problem(group: &str, position: &GroupPosition) -> Option<String>
     Some(format!("{at}: {why}; {remedy}"))
 }
 
+/// Describes a next offset in a topic of blocks or reorgs that the topic no longer holds; `None`: the topic does, or
+/// has lost its end. The chain continues at the first offset, and a deleted event that the chain needs is a missing
+/// sequence number.
+pub fn feed_position_warning(position: &GroupPosition) -> Option<String> {
+    let next = position.committed.as_ref().map(|committed| committed.offset).filter(|next| *next < position.low)?;
+    let why = offset_out_of_range(next, position.low, position.high)?;
+    let remedy = "the chain continues at the first one, and waits for each missing sequence number: have the producer \
+                  produce these blocks and reorgs again";
+    Some(format!("{}: {why}; {remedy}", position.at))
+}
+
 /// Describes why the chain could not resume at its offset in the chain log, in a topic of blocks or in the decisions;
 /// `None`: no problem. The chain can skip no offset: the metadata of its commit has its state, and Kafka's tools commit
 /// none.
@@ -85,6 +96,19 @@ mod tests {
         let uncommitted = problem(None, (3, 9));
         let (first, last) = ("where the store has handled a block", "--group g.chain --reset-offsets");
         assert!(uncommitted.starts_with(first) && uncommitted.contains(last), "{uncommitted}");
+    }
+
+    #[test]
+    fn a_feed_passes_over_deleted_offsets_and_not_over_a_lost_end() {
+        let warning = |offset: u64| {
+            let at = TopicPartition { topic: "block-mined".into(), partition: 0 };
+            let committed = Some(CommittedOffset { offset, metadata: String::new() });
+            feed_position_warning(&GroupPosition { at, low: 4, high: 5, committed })
+        };
+        let deleted = warning(2).unwrap();
+        assert!(deleted.starts_with("block-mined/0: offset 2 is next, but the topic holds 4 to 5; "), "{deleted}");
+        assert!(deleted.contains("missing sequence number"), "{deleted}");
+        assert_eq!([4, 5, 9].map(warning), [None, None, None]);
     }
 
     #[test]

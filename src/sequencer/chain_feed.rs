@@ -3,15 +3,17 @@
 //! The instance that has the chain partition runs the feed. A former owner that does not know that it lost the
 //! partition may copy an event twice; the sequencer skips the repeat by its sequence number.
 
-use std::{collections::VecDeque, time::Duration};
+mod topic_reader;
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::{sync::watch, time::Instant};
+use topic_reader::{TopicReader, log_reader, pass_deleted};
 
 use crate::{
     broker::{
-        Broker, BrokerError, BrokerErrorKind, Message, OutgoingMessage, PartitionReader, TopicPartition,
-        produce_until_acknowledged,
+        BrokerError, BrokerErrorKind, Message, OutgoingMessage, TopicPartition, produce_until_acknowledged,
         retry::{read_or_reopen, until_answered},
     },
     event::{DeadLetterClass, Event},
@@ -29,6 +31,11 @@ use crate::{
 
 /// Header of a copied event: its offset in the topic that it was copied from.
 const SOURCE_OFFSET_HEADER: &str = "utxo-source-offset";
+
+/// Header of a copied event: the next offset of the feed in the topic that the event was copied from. Every message
+/// below is in the chain up to this event, is a repeat, or is a dead letter. A late event, which was produced behind
+/// events with later sequences, has a next offset below its own offset.
+const SOURCE_NEXT_HEADER: &str = "utxo-source-next-offset";
 
 /// Header of a copied event: its timestamp in the topic that it was copied from, milliseconds since the epoch. The
 /// record in the chain has a timestamp of its own: a topic may refuse timestamps that are too old or too new, or
@@ -68,18 +75,6 @@ fn choose_step(next: u64, block_mined: Option<u64>, reorg: Option<u64>) -> Merge
         }
     }
     if block_mined.is_some() && reorg.is_some() { MergeStep::Gap } else { MergeStep::Wait }
-}
-
-struct TopicReader {
-    topic: TopicPartition,
-    reader: Box<dyn PartitionReader>,
-    /// Messages that were read and not copied, each with its sequence, or with the reason why it has none.
-    heads: VecDeque<(Result<u64, String>, Message)>,
-    /// Reader that looks for a sequence after the messages that were read, and that sequence.
-    search: Option<(u64, Box<dyn PartitionReader>)>,
-    /// The message that the search has found, and its sequence. Valid while that sequence is the next one: the other
-    /// topic may bring the sequence meanwhile.
-    found: Option<(u64, Message)>,
 }
 
 /// Next offsets of the two topics. Each event below was copied into the chain, was in it before, or is a dead letter,
@@ -200,7 +195,7 @@ impl ChainFeed {
                 FeedTopic::BlockMined => &mut self.block_mined,
                 FeedTopic::Reorgs => &mut self.reorgs,
             };
-            let next = read_or_reopen(&mut topic.reader, self.parts.broker.as_ref(), &topic.topic, wait);
+            let next = topic.read(self.parts.broker.as_ref(), wait);
             let messages = report_wait(&self.parts, FEED, next).await?;
             if !messages.is_empty() {
                 // Messages of another topic with the same name are not copied.
@@ -229,11 +224,17 @@ impl ChainFeed {
                 Some((_, search)) => search,
                 None => {
                     let from = topic.reader.position();
-                    report_wait(&self.parts, FEED, until_answered(|| broker.read(&topic.topic, from))).await?
+                    report_wait(&self.parts, FEED, log_reader(broker.as_ref(), &topic.topic, from)).await?
                 }
             };
             let messages = read_or_reopen(&mut search, broker.as_ref(), &topic.topic, IDLE);
-            let messages = report_wait(&self.parts, FEED, messages).await?;
+            let messages = match report_wait(&self.parts, FEED, messages).await {
+                Err(error) if error.kind == BrokerErrorKind::OutOfRange => {
+                    pass_deleted(&mut search, broker.as_ref(), &topic.topic, error).await?;
+                    Vec::new()
+                }
+                read => read?,
+            };
             if !messages.is_empty() {
                 report_wait(&self.parts, FEED, self.parts.guard.confirm(&self.parts.topics.fed())).await?;
             }
@@ -317,13 +318,13 @@ impl ChainFeed {
                     if let Some(message) = self.topic(source).take(next) {
                         // The greatest possible sequence halts the chain with a message of its own.
                         self.copied.push(hash_identity(&message));
-                        batch.push(self.to_chain(message));
+                        batch.push(self.copy_to_chain(source, message));
                         self.clear_gap();
                     }
                     self.discard_undecodable_heads(source).await?;
                 }
                 MergeStep::Skip(source) => {
-                    if let Some((Ok(sequence), message)) = self.topic(source).heads.pop_front()
+                    if let Some((sequence, message)) = self.topic(source).take_first()
                         && !self.is_repeat(sequence, &message).await?
                     {
                         self.refuse_used_sequence(source, sequence, message).await?;
@@ -385,7 +386,9 @@ impl ChainFeed {
         }
     }
 
-    fn to_chain(&self, message: Message) -> OutgoingMessage {
+    /// Returns the copy of a message that was taken from `source`.
+    fn copy_to_chain(&mut self, source: FeedTopic, message: Message) -> OutgoingMessage {
+        let next_offset = self.topic(source).next_offset();
         OutgoingMessage {
             topic: self.parts.topics.chain.clone(),
             partition: Some(0),
@@ -393,6 +396,7 @@ impl ChainFeed {
             payload: message.payload,
             headers: [
                 (SOURCE_OFFSET_HEADER, message.offset.to_string()),
+                (SOURCE_NEXT_HEADER, next_offset.to_string()),
                 (SOURCE_TIMESTAMP_HEADER, message.timestamp_ms.to_string()),
             ]
             .map(|(name, value)| (name.to_owned(), Bytes::from(value)))
@@ -402,44 +406,12 @@ impl ChainFeed {
     }
 }
 
-impl TopicReader {
-    async fn open(broker: &dyn Broker, topic: &str, offset: u64) -> Result<Self, BrokerError> {
-        let topic = TopicPartition { topic: topic.into(), partition: 0 };
-        let reader = until_answered(|| broker.read(&topic, offset)).await?;
-        Ok(TopicReader { topic, reader, heads: VecDeque::new(), search: None, found: None })
-    }
-
-    /// Returns `next` where a message has that sequence, and else the sequence of the first message.
-    fn head(&self, next: u64) -> Option<u64> {
-        let is_found = self.found.as_ref().is_some_and(|(sequence, _)| *sequence == next);
-        match is_found || self.place_of(next).is_some() {
-            true => Some(next),
-            false => self.heads.front().and_then(|(sequence, _)| sequence.as_ref().ok().copied()),
-        }
-    }
-
-    fn place_of(&self, sequence: u64) -> Option<usize> {
-        self.heads.iter().position(|(found, _)| *found == Ok(sequence))
-    }
-
-    /// Removes and returns the message with the next sequence.
-    fn take(&mut self, next: u64) -> Option<Message> {
-        match self.place_of(next) {
-            Some(place) => self.heads.remove(place).map(|(_, message)| message),
-            None => self.found.take_if(|(sequence, _)| *sequence == next).map(|(_, message)| message),
-        }
-    }
-
-    /// Returns the offset of the first message that is not copied, skipped or discarded.
-    fn next_offset(&self) -> u64 {
-        self.heads.front().map_or_else(|| self.reader.position(), |(_, message)| message.offset)
-    }
-}
-
-/// Returns the offset of an event in the topic that it was copied from; `None`: it was not copied by the feed. Valid
-/// only for messages of the chain: a producer of another topic may write any header.
-pub(super) fn source_offset(message: &Message) -> Option<u64> {
-    parse_header(message, SOURCE_OFFSET_HEADER)
+/// Returns the next offset of the feed, as the copy of an event names it; `None`: the event was not copied by the feed.
+/// Valid only for messages of the chain: a producer of another topic may write any header. (Earlier versions wrote the
+/// offset of the event alone.)
+pub(super) fn source_next_offset(message: &Message) -> Option<u64> {
+    parse_header(message, SOURCE_NEXT_HEADER)
+        .or_else(|| parse_header(message, SOURCE_OFFSET_HEADER).map(|offset: u64| offset.saturating_add(1)))
 }
 
 /// Returns the time at which an event of the chain was produced, milliseconds since the epoch: the timestamp in the

@@ -2,16 +2,19 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use super::*;
 use crate::{
-    broker::{Delivery, Producer},
+    broker::{Broker, Delivery, Producer, memory::MemoryBroker},
     engine::{Row, conformance::fixtures},
     event::{Block, BlockMined, Reorg},
     record::Sequenced,
-    sequencer::tests::parts,
+    sequencer::{handler::advance_handled, tests::parts_with_log},
     telemetry::Metrics,
 };
 
@@ -58,14 +61,15 @@ impl Logged {
 /// The topics and parts that a feed needs.
 struct Topics {
     broker: Arc<dyn Broker>,
+    log: MemoryBroker,
     parts: SequencerParts,
     metrics: Arc<Metrics>,
 }
 
 impl Topics {
     async fn new() -> Self {
-        let parts = parts().await;
-        Topics { broker: parts.broker.clone(), metrics: parts.metrics.clone(), parts }
+        let (parts, log) = parts_with_log().await;
+        Topics { log, broker: parts.broker.clone(), metrics: parts.metrics.clone(), parts }
     }
 
     /// Puts a reorg with this sequence into a topic.
@@ -288,6 +292,120 @@ async fn a_sequence_that_is_produced_late_is_found_in_its_topic() {
             feed.abort();
         }
     }
+}
+
+/// Acknowledges one batch to the chain. The instance is killed before the second one is written.
+struct OneBatch(Arc<dyn Producer>, AtomicBool);
+
+#[async_trait::async_trait]
+impl Producer for OneBatch {
+    async fn produce(&self, message: OutgoingMessage) -> Result<Delivery, BrokerError> {
+        self.0.produce(message).await
+    }
+
+    async fn produce_all(&self, messages: Vec<OutgoingMessage>) -> Result<Vec<Delivery>, BrokerError> {
+        if self.1.swap(true, Ordering::Relaxed) {
+            return std::future::pending().await;
+        }
+        self.0.produce_all(messages).await
+    }
+}
+
+/// Protects: an event that was produced late, behind events with later sequences, is handled before these are copied.
+/// The next owner of the chain copies them: the committed place is not behind the late event.
+#[tokio::test(start_paused = true)]
+async fn a_late_event_moves_the_place_over_no_event_that_is_not_copied() {
+    for (later, first_batch) in [(2, 3), (3 * BATCH as u64, BATCH)] {
+        let topics = Topics::new().await;
+        for sequence in (2..=later).chain([1]) {
+            topics.put("block-mined", sequence).await;
+        }
+        topics.put("block-mined", later + 1).await;
+        let mut feed = topics.feed(&ChainState::default(), 0).await;
+        feed.parts.producer = Arc::new(OneBatch(topics.parts.producer.clone(), AtomicBool::new(false)));
+        let feed = tokio::spawn(feed.run());
+        a_while().await;
+        feed.abort();
+
+        let chain = TopicPartition { topic: "chain".into(), partition: 0 };
+        let copies = topics.broker.read(&chain, 0).await.unwrap().next(IDLE).await.unwrap();
+        assert!(copies.len() >= first_batch, "{}", copies.len());
+        for handled in 1..=copies.len() {
+            let mut state = ChainState { sequence: handled as u64, ..ChainState::default() };
+            copies[..handled].iter().for_each(|copy| advance_handled(&mut state.block_mined_next, copy));
+            // Later copies of this batch are lost with the instance: only the handled ones were written.
+            let feed = topics.feed(&state, u64::MAX).await;
+            assert_eq!(feed.copied.next_sequence(), handled as u64 + 1);
+            let place = feed.block_mined.next_offset();
+            let uncopied = (handled as u64 + 1..=later + 1).map(|sequence| match sequence {
+                sequence if sequence == later + 1 => later,
+                sequence => sequence - 2,
+            });
+            assert!(uncopied.min().is_none_or(|first| place <= first), "{handled} handled, the place is {place}");
+        }
+        let mut state = ChainState { sequence: copies.len() as u64, ..ChainState::default() };
+        copies.iter().for_each(|copy| advance_handled(&mut state.block_mined_next, copy));
+        let feed = tokio::spawn(topics.feed(&state, copies.len() as u64).await.run());
+        a_while().await;
+        assert_eq!(topics.chain().await, (1..=later + 1).collect::<Vec<_>>());
+        feed.abort();
+    }
+}
+
+/// Protects: events that were deleted before the feed read them are no dead end. A sequence that is missing is waited
+/// for by name, and the producer produces the event again. A topic that has lost its end stays an error.
+#[tokio::test(start_paused = true)]
+async fn deleted_events_are_passed_over_and_waited_for_by_sequence() {
+    let topics = Topics::new().await;
+    for sequence in 1..=4 {
+        topics.put("block-mined", sequence).await;
+    }
+    let at = TopicPartition { topic: "block-mined".into(), partition: 0 };
+    topics.log.truncate(&at, 3).unwrap();
+    let state = ChainState { sequence: 1, block_mined_next: 1, ..ChainState::default() };
+    let feed = topics.feed(&state, 0).await;
+    let progress = feed.subscribe_progress();
+    let feed = tokio::spawn(feed.run());
+    tokio::time::sleep(2 * GAP_GRACE).await;
+    let why = topics.parts.health.ready().reasons.remove("chain_fed").expect("a sequence is missing");
+    assert!(why.starts_with("sequence 2 is missing: in `block-mined` 4 is next"), "{why}");
+    assert!(topics.chain().await.is_empty());
+
+    for sequence in [2, 3] {
+        topics.put("block-mined", sequence).await;
+    }
+    a_while().await;
+    assert_eq!(topics.chain().await, [2, 3, 4]);
+    assert_eq!((progress.borrow().block_mined, topics.metrics.chain_gap.get()), (6, 0));
+    feed.abort();
+
+    let lost_end = ChainState { sequence: 4, block_mined_next: 7, ..ChainState::default() };
+    let error = ChainFeed::open(&topics.parts, &lost_end, 3).await.err().expect("the topic ends at 6");
+    assert_eq!(error.kind, BrokerErrorKind::OutOfRange);
+}
+
+/// Messages that were deleted while the feed runs: it has read some of them, and comes to the others too late.
+#[tokio::test(start_paused = true)]
+async fn events_that_are_deleted_while_the_feed_runs_are_passed_over() {
+    let topics = Topics::new().await;
+    let last = 3 * BATCH as u64;
+    for sequence in 2..=last {
+        topics.put("block-mined", sequence).await;
+    }
+    let feed = topics.feed(&ChainState::default(), 0).await;
+    let feed = tokio::spawn(feed.run());
+    a_while().await;
+    let at = TopicPartition { topic: "block-mined".into(), partition: 0 };
+    topics.log.truncate(&at, last - 2).unwrap();
+    topics.put("reorgs", 1).await;
+    a_while().await;
+    for sequence in 2..=last {
+        topics.put("block-mined", sequence).await;
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let copied = topics.chain().await;
+    assert!(copied.iter().copied().eq(1..=last), "{} events, {:?} last", copied.len(), copied.last());
+    feed.abort();
 }
 
 /// The search for a sequence has reached the end of its topic. The other topic brings the sequence, and a later one is

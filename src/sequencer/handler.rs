@@ -12,7 +12,7 @@ use crate::{
         SequencerError, SequencerParts,
         block::BlockHandler,
         bodies::BodyCache,
-        chain_feed::source_offset,
+        chain_feed::source_next_offset,
         command::{CommandHandler, SharedWaits},
         contest::ContestHandler,
         context::HandlerContext,
@@ -206,9 +206,9 @@ impl Handler {
     }
 }
 
-/// Advances the handled offset of a source topic past the message from which this event was fed.
-fn advance_handled(next: &mut u64, message: &Message) {
-    if let Some(offset) = source_offset(message) {
-        *next = (*next).max(offset.saturating_add(1));
+/// Advances the handled offset of a source topic to the next offset of the feed behind this event.
+pub(super) fn advance_handled(next: &mut u64, message: &Message) {
+    if let Some(offset) = source_next_offset(message) {
+        *next = (*next).max(offset);
     }
 }

@@ -81,7 +81,11 @@ impl CommittedProgress {
         is_open: impl Fn(&Message) -> bool,
         time_of: impl Fn(&Message) -> i64,
     ) -> Result<ChainView, BrokerError> {
-        let (_, high) = self.broker.watermarks(partition).await?;
+        let (low, high) = self.broker.watermarks(partition).await?;
+        if next < low {
+            // Messages of unknown age were deleted before the chain had them.
+            return Ok(ChainView::Unknown);
+        }
         if next >= high {
             return Ok(ChainView::AtEnd);
         }

@@ -44,6 +44,11 @@ fn topics() -> SequencerTopics {
 }
 
 pub(super) async fn parts() -> SequencerParts {
+    parts_with_log().await.0
+}
+
+/// Returns the parts, and the log that a test changes as retention or an operator does.
+pub(super) async fn parts_with_log() -> (SequencerParts, MemoryBroker) {
     let clock = Clock::simulated(1_000);
     let broker = MemoryBroker::new(MemorySettings::new(clock.clone()));
     let new = |name: &str| NewTopic { name: name.into(), partitions: 1, config: vec![] };
@@ -53,7 +58,7 @@ pub(super) async fn parts() -> SequencerParts {
     let hostname = "here".to_owned();
     let process_visibility = ProcessVisibility::None;
     let identity = CreatorIdentity { owner: 1, process_id: 1, hostname, process_visibility };
-    SequencerParts {
+    let parts = SequencerParts {
         creator: Creator::new(store.clone(), clock.clone(), identity),
         nodes: RestartDetector::new(store.engine.clone(), Duration::ZERO),
         guard: TopicGuard::unguarded(),
@@ -65,7 +70,7 @@ pub(super) async fn parts() -> SequencerParts {
         speculation: None,
         record_cache: None,
         producer: broker.producer().await.unwrap(),
-        broker: Arc::new(broker),
+        broker: Arc::new(broker.clone()),
         store,
         topics: topics(),
         outcomes: OutcomeTopic { name: "outcomes".into(), partitions: 1 },
@@ -83,7 +88,8 @@ pub(super) async fn parts() -> SequencerParts {
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new(clock.clone(), Duration::from_secs(600))),
         clock,
-    }
+    };
+    (parts, broker)
 }
 
 /// Produces a block that waits for `listed`, and `repeats` repeated reorgs after it.

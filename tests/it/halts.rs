@@ -382,6 +382,43 @@ async fn a_chain_offset_below_the_first_offset_halts_the_chain() {
     running.stop().await;
 }
 
+/// Protects: blocks that retention deleted before the feed read them are no dead end. The chain names the missing
+/// sequence number, and continues once the block feed has produced the blocks again.
+#[tokio::test(start_paused = true)]
+async fn deleted_blocks_are_produced_again_under_their_numbers() {
+    let world = World::new().await;
+    let seed = world.seed(1, 3).await;
+    world.run_until_consumed().await;
+    let spends = [0, 1, 2].map(|vout| spend(&[seed.coin(vout)], 1, 1));
+    for made in &spends {
+        world.validate(made).await;
+    }
+    let mine_all = async || {
+        for (sequence, made) in (1..).zip(&spends) {
+            world.mine(sequence, &[made]).await;
+        }
+    };
+    mine_all().await;
+    let blocks = TopicPartition { topic: "block-mined".into(), partition: 0 };
+    let (_, end) = world.broker.watermarks(&blocks).await.unwrap();
+    world.broker.truncate(&blocks, end - 1).unwrap();
+    let running = world.start();
+    pause().await;
+    pause().await;
+    let why = running.health.ready().reasons.remove("chain_fed").expect("two blocks are missing");
+    assert!(why.starts_with("sequence 1 is missing: in `block-mined` 3 is next"), "{why}");
+    mine_all().await;
+    world.until_consumed().await;
+    pause().await;
+    assert!(running.health.ready().ok, "{:?}", running.health.ready());
+    for made in &spends {
+        assert!(!world.page(made).await.unwrap().master.as_ref().unwrap().mined.is_empty());
+    }
+    running.stop().await;
+    assert_eq!(world.count("chain").await, 3);
+    world.check_without_model("blocks were deleted before the feed read them").await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn decisions_of_another_topic_are_refused_by_name() {
     let world = World::new().await;

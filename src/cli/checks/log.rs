@@ -19,7 +19,7 @@ use crate::{
     preflight::{
         CheckOutcome, Finding,
         cause::Cause,
-        group::{chain_position_problem, describe_halts, position_problem},
+        group::{chain_position_problem, describe_halts, feed_position_warning, position_problem},
         replication::offsets_topic_problem,
         rights::{missing_group_rights, missing_topic_rights},
         topics::ObservedTopic,
@@ -152,6 +152,7 @@ async fn check_offsets(
     let chain = read_positions(broker, &chain_group, settings.topic_name(Topic::Chain)).await?;
     let mut chain_problems: Vec<_> =
         chain.iter().filter_map(|position| chain_position_problem(&chain_group, position)).collect();
+    let mut chain_warnings = Vec::new();
     match read_chain_state(&frontier) {
         Err(problem) => chain_problems.push(problem),
         Ok(state) if frontier.chain_commit.is_some() => {
@@ -163,7 +164,10 @@ async fn check_offsets(
                 let (low, high) = broker.watermarks(&at).await?;
                 let committed = Some(CommittedOffset { offset: next, metadata: String::new() });
                 let position = GroupPosition { at, low, high, committed };
-                chain_problems.extend(chain_position_problem(&chain_group, &position));
+                match feed_position_warning(&position).filter(|_| topic != Topic::Decisions) {
+                    Some(warning) => chain_warnings.push(warning),
+                    None => chain_problems.extend(chain_position_problem(&chain_group, &position)),
+                }
             }
         }
         Ok(_) => {}
@@ -179,7 +183,8 @@ async fn check_offsets(
         Finding::new(format!("group {group}"), CheckOutcome::Ok, described),
         Finding::from_problems("offsets of the validated transactions", &validated_lag, &problems, &[])
             .with_cause(Cause::LostOffsets),
-        Finding::from_problems("offsets of the chain", &chain_lag, &chain_problems, &[]).with_cause(Cause::LostOffsets),
+        Finding::from_problems("offsets of the chain", &chain_lag, &chain_problems, &chain_warnings)
+            .with_cause(Cause::LostOffsets),
         Finding::from_problems("halts", "no partition is halted", &[], &halts).with_cause(Cause::HaltedPartition),
         Finding::from_result("decisions", decisions.map(|()| "the decisions were made on this chain"))
             .with_cause(Cause::RecreatedTopic),

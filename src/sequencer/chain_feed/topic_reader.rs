@@ -1,0 +1,124 @@
+//! Reader of a topic that the feed copies, and the messages that wait for their sequence.
+
+use std::{collections::VecDeque, time::Duration};
+
+use crate::broker::{
+    Broker, BrokerError, BrokerErrorKind, Message, PartitionReader, TopicPartition,
+    retry::{read_or_reopen, until_answered},
+};
+
+/// Reader of one topic of blocks or reorgs, with the messages that were read and not copied.
+pub(super) struct TopicReader {
+    pub(super) topic: TopicPartition,
+    pub(super) reader: Box<dyn PartitionReader>,
+    /// Messages that were read and not copied, each with its sequence, or with the reason why it has none.
+    pub(super) heads: VecDeque<(Result<u64, String>, Message)>,
+    /// Reader that looks for a sequence after the messages that were read, and that sequence.
+    pub(super) search: Option<(u64, Box<dyn PartitionReader>)>,
+    /// The message that the search has found, and its sequence. Valid while that sequence is the next one: the other
+    /// topic may bring the sequence meanwhile.
+    pub(super) found: Option<(u64, Message)>,
+    /// Deleted messages that this reader has passed over; `None`: the topic has lost none, or each deleted event is
+    /// known to be in the chain.
+    deleted: Option<DeletedRange>,
+}
+
+/// Messages of a topic that were deleted before the feed read them.
+struct DeletedRange {
+    /// The committed place of the feed stays here: an event of unknown age is missing.
+    next_offset: u64,
+    /// First offset behind the range.
+    end: u64,
+}
+
+impl TopicReader {
+    pub(super) async fn open(broker: &dyn Broker, topic: &str, offset: u64) -> Result<Self, BrokerError> {
+        let topic = TopicPartition { topic: topic.into(), partition: 0 };
+        let reader = log_reader(broker, &topic, offset).await?;
+        let end = reader.position();
+        let deleted = (offset < end).then_some(DeletedRange { next_offset: offset, end });
+        Ok(TopicReader { topic, reader, heads: VecDeque::new(), search: None, found: None, deleted })
+    }
+
+    /// Returns the next messages, or none after `wait`. Deleted messages are passed over.
+    pub(super) async fn read(&mut self, broker: &dyn Broker, wait: Duration) -> Result<Vec<Message>, BrokerError> {
+        let next_offset = self.next_offset();
+        match read_or_reopen(&mut self.reader, broker, &self.topic, wait).await {
+            Err(error) if error.kind == BrokerErrorKind::OutOfRange => {
+                let end = pass_deleted(&mut self.reader, broker, &self.topic, error).await?;
+                self.deleted.get_or_insert(DeletedRange { next_offset, end }).end = end;
+                Ok(Vec::new())
+            }
+            read => read,
+        }
+    }
+
+    /// Returns `next` where a message has that sequence, and else the sequence of the first message.
+    pub(super) fn head(&self, next: u64) -> Option<u64> {
+        let is_found = self.found.as_ref().is_some_and(|(sequence, _)| *sequence == next);
+        match is_found || self.place_of(next).is_some() {
+            true => Some(next),
+            false => self.heads.front().and_then(|(sequence, _)| sequence.as_ref().ok().copied()),
+        }
+    }
+
+    fn place_of(&self, sequence: u64) -> Option<usize> {
+        self.heads.iter().position(|(found, _)| *found == Ok(sequence))
+    }
+
+    /// Removes and returns the message with the next sequence.
+    pub(super) fn take(&mut self, next: u64) -> Option<Message> {
+        match self.place_of(next) {
+            Some(0) => self.take_first().map(|(_, message)| message),
+            Some(place) => self.heads.remove(place).map(|(_, message)| message),
+            None => self.found.take_if(|(sequence, _)| *sequence == next).map(|(_, message)| message),
+        }
+    }
+
+    /// Removes and returns the first message, whose sequence is the next one or an earlier one, with its sequence.
+    /// `None`: no message was read, or the first one has no sequence.
+    pub(super) fn take_first(&mut self) -> Option<(u64, Message)> {
+        let (sequence, message) = self.heads.pop_front_if(|(sequence, _)| sequence.is_ok())?;
+        // The sequences of a topic rise: everything before this message is in the chain.
+        self.deleted.take_if(|deleted| deleted.end <= message.offset);
+        Some((sequence.ok()?, message))
+    }
+
+    /// Returns the offset of the first message that is not copied, skipped or discarded.
+    pub(super) fn next_offset(&self) -> u64 {
+        let first = self.heads.front().map_or_else(|| self.reader.position(), |(_, message)| message.offset);
+        self.deleted.as_ref().map_or(first, |deleted| deleted.next_offset)
+    }
+}
+
+/// Opens a reader at `offset`, or at the first offset that the topic holds, where the topic no longer holds `offset`.
+///
+/// A deleted message with the next sequence shows as a gap: the chain waits for the sequence by name, and the producer
+/// can produce the event again. An offset above the end remains an error: the topic has lost its end.
+pub(super) async fn log_reader(
+    broker: &dyn Broker,
+    topic: &TopicPartition,
+    offset: u64,
+) -> Result<Box<dyn PartitionReader>, BrokerError> {
+    let (low, _) = until_answered(|| broker.watermarks(topic)).await?;
+    if offset < low {
+        tracing::warn!(%topic, offset, first = low, "chain feed: the topic no longer holds the next offset, continuing \
+            at its first; a missing sequence number is reported");
+    }
+    until_answered(|| broker.read(topic, offset.max(low))).await
+}
+
+/// Replaces a reader whose position the topic no longer holds by one at the first offset; returns the offset.
+///
+/// # Errors
+/// `error`, where the topic still holds the position or ends before it.
+pub(super) async fn pass_deleted(
+    reader: &mut Box<dyn PartitionReader>,
+    broker: &dyn Broker,
+    topic: &TopicPartition,
+    error: BrokerError,
+) -> Result<u64, BrokerError> {
+    let position = reader.position();
+    *reader = log_reader(broker, topic, position).await?;
+    if reader.position() == position { Err(error) } else { Ok(reader.position()) }
+}
