@@ -13,6 +13,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 use catch_up::CatchUp;
+pub(crate) use catch_up::report_catch_up;
 pub use error::InstanceError;
 use frontier::Frontier;
 pub use rebuild::{RebuildReport, rebuild, resume_rebuild};
@@ -148,6 +149,7 @@ pub async fn run(
         error = wait_until_store_is_behind(&settings, &parts, catch_up) => Err(error),
         never = report_outages(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health) => match never {},
         never = probe_store(&parts.store, &parts.health) => match never {},
+        never = report_catch_up(&parts.store, &parts.health) => match never {},
     }
 }
 

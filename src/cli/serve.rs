@@ -16,7 +16,7 @@ use crate::{
     api::v1::StoreSource,
     config::Config,
     embed::wiring,
-    instance::{log_probe::probe_log, probe_store},
+    instance::{log_probe::probe_log, probe_store, report_catch_up},
     status::health::Condition,
 };
 
@@ -80,6 +80,7 @@ impl ServeArgs {
             tokio::select! {
                 () = shutdown.cancelled() => Ok(()),
                 never = probe_store(&store, &monitoring.health) => match never {},
+                never = report_catch_up(&store, &monitoring.health) => match never {},
                 never = watch_log => match never {},
             }
         });

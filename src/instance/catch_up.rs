@@ -1,6 +1,6 @@
 //! A restored store that reads the log again, until its group has read everything that the earlier store had.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use super::{
     InstanceError, InstanceParts, InstanceSettings,
@@ -11,6 +11,7 @@ use crate::{
     ingest::plan::GraceStart,
     record::{ConsumedOffsets, Restored},
     replay::Modes,
+    status::{Condition, Health},
     store::{
         StateStore,
         meta::{MetaError, StoreMeta},
@@ -51,6 +52,7 @@ impl CatchUp {
             return Ok((parts, CatchUp::default()));
         }
         tracing::info!(until = ?restored.until, "instance: the store was restored and reads the log again");
+        parts.health.set(Condition::CaughtUp, Some(BEHIND.to_owned()));
         parts.store.engine = Arc::new(RestoredEngine::new(parts.store.engine.clone(), restored.snapshot));
         let ends = restored.ends();
         let (chain, all) = (Movement::to(ends.chain), Movement::to(sum_below(&ends, &ends)));
@@ -103,6 +105,24 @@ impl CatchUp {
         }
     }
 }
+
+/// Reports in the health conditions whether the store was restored and reads the log again: its answers are older than
+/// those of the store before it. While the store does not answer, the report stays as it is.
+pub(crate) async fn report_catch_up(store: &StateStore, health: &Health) -> Infallible {
+    loop {
+        if let Ok(meta) = store.meta().await {
+            let is_behind = meta.is_some_and(|meta| meta.restored.is_some());
+            health.set(Condition::CaughtUp, is_behind.then(|| BEHIND.to_owned()));
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// Time between two looks at the meta record of the store.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// Reason of a restored store that is behind.
+const BEHIND: &str = "the store was restored and reads the log again: its answers are older than those of the store \
+                      before it, until the lag is 0";
 
 /// Returns the sum of the committed offsets, each of them as far as its end.
 fn sum_below(committed: &ConsumedOffsets, ends: &ConsumedOffsets) -> u64 {

@@ -46,6 +46,8 @@ pub enum Cause {
     HaltedPartition,
     /// The next block, reorg, transaction or object has not come.
     MissingInput,
+    /// The restored store reads the log again.
+    CatchingUp,
     /// An instance does not answer, is not ready, or does not commit; or none runs.
     Instance,
     /// Records of the store contradict each other.
@@ -127,6 +129,9 @@ impl Cause {
             }
             Cause::MissingInput => {
                 ("publish what the message names; the wait then ends", "docs/operating/halts-and-recovery.md")
+            }
+            Cause::CatchingUp => {
+                ("wait until the lag is 0; do not trust `unspent` before", "docs/operating/exits/restore-a-snapshot.md")
             }
             Cause::Instance => ("read /health/ready, /state and the log of the instance", "docs/operating/monitor.md"),
             Cause::DamagedRecords => {

@@ -40,6 +40,8 @@ pub enum Condition {
     OffsetsCommitted,
     /// The sequencer commits its completed events.
     ChainCommitted,
+    /// The store was not restored, or has read again everything that the store before it had read.
+    CaughtUp,
 }
 
 /// Turns the commits of one group into a condition: a few failures heal, many in a row need an operator.
@@ -319,7 +321,7 @@ mod tests {
         health.set(Condition::Assigned, None);
         health.set(Condition::ChainFed, None);
         let conditions = health.condition_statuses();
-        assert_eq!(conditions.len(), 9);
+        assert_eq!(conditions.len(), 10);
         let of = |name| {
             let ConditionStatus { met, since_ms, reason } = &conditions[name];
             (*met, *since_ms, reason.as_deref())

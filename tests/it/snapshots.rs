@@ -136,8 +136,12 @@ async fn a_restored_snapshot_catches_up_with_the_live_store() {
         assert!(refused.to_string().contains("reads the log again"), "{refused}");
         // The running instance makes the store an ordinary one, which gives snapshots.
         let running = other.start();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert!(running.health.ready().reasons.contains_key("caught_up"), "{:?}", running.health.ready());
         until(async || other.store.meta().await.unwrap().unwrap().restored.is_none()).await;
         other.until_consumed().await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(running.health.ready().ok, "{:?}", running.health.ready());
         assert_eq!(digest(&other.store).await, live);
         let second = create_snapshot(&other, &shelf).await.unwrap();
         running.stop().await;

@@ -121,6 +121,7 @@ fn cause_of(condition: &str, reason: &str) -> Cause {
         "partitions_running" => Cause::HaltedPartition,
         "chain_running" => Cause::HaltedChain,
         "chain_fed" | "objects_readable" => Cause::MissingInput,
+        "caught_up" => Cause::CatchingUp,
         _ => Cause::Instance,
     }
 }
