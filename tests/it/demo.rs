@@ -137,13 +137,18 @@ fn a_story_shows_the_history_of_each_changed_transaction() {
     assert!(out.lines().filter(|line| line.starts_with("transaction ")).count() >= 6, "{out}");
 }
 
-/// The kills are so many that a process may die before it has joined its group, or just after.
+/// The kills are so many that a process may die before it has joined its group, or just after: another seed has other
+/// kills.
 #[test]
 fn a_block_survives_ten_kills() {
     let (block, prevouts) = (data("mainnet-277647.block"), data("mainnet-277647.prevouts.csv"));
-    let report = shown(&["--blocks", &block, "--prevouts", &prevouts, "--kills", "10", "--seed", "7"]);
-    assert_counts(&report, &[("transactions", 213), ("unspent", 707), ("kills", 10), ("unmined", 0)]);
-    assert!(report["kills_midway"].as_u64().unwrap() > 0, "{report}");
+    let has_kill_midway = (7..12).any(|seed: u64| {
+        let seed = seed.to_string();
+        let report = shown(&["--blocks", &block, "--prevouts", &prevouts, "--kills", "10", "--seed", &seed]);
+        assert_counts(&report, &[("transactions", 213), ("unspent", 707), ("kills", 10), ("unmined", 0)]);
+        report["kills_midway"].as_u64().unwrap() > 0
+    });
+    assert!(has_kill_midway, "no kill of fifty came while events were handled");
 }
 
 /// Transactions over as many as twenty records with their bodies in a blob store, and their rivals; the rebuild has a
