@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::{
     BlobError, BlobErrorKind, BlobName, BlobStore, PartialTx, PutOutcome, Reuse,
     check::{blob_error, check_tx},
-    frame::Framed,
+    frame::checksum_of,
     store::{encode_outputs, to_outputs, to_stored_outputs},
 };
 use crate::{
@@ -29,7 +29,7 @@ impl BlobStore {
             return Ok(Blob::First);
         }
         self.measure(BlobOperation::PutTx, async {
-            let content = content_hash(&bytes).await;
+            let content = checksum_of(&bytes).await;
             let name = BlobName::tx(txid).with_content_hash(content);
             check_tx(name, &bytes).await?;
             self.store_other(name, bytes).await.map(|()| Blob::Other(content))
@@ -69,7 +69,7 @@ impl BlobStore {
         }
         self.measure(BlobOperation::PutOutputs, async {
             let (name, bytes) = encode_outputs(partial)?;
-            let content = content_hash(&bytes).await;
+            let content = checksum_of(&bytes).await;
             self.store_other(name.with_content_hash(content), bytes).await.map(|()| Blob::Other(content))
         })
         .await
@@ -127,18 +127,14 @@ fn is_first(put: Result<PutOutcome, BlobError>) -> Result<bool, BlobError> {
     }
 }
 
-async fn content_hash(bytes: &Bytes) -> [u8; 32] {
-    let mut hash = [0; 32];
-    hash.copy_from_slice(&Framed::new(bytes.clone()).await.checksum);
-    hash
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::blob::{
+        BlobKind,
         conformance::transaction,
         fault::{BlobFault, FaultStore},
+        frame::{BlobLayout, Framed},
     };
 
     /// Builds the same transaction with another claimed amount.
@@ -223,7 +219,7 @@ mod tests {
             panic!("stored as the first blob")
         };
         let name = BlobName::tx(txid).with_content_hash(content);
-        let moved = Framed::new(first).await.whole();
+        let moved = Framed::new(BlobLayout::default(), BlobKind::Tx, first).await.whole();
         object_store::ObjectStoreExt::put(objects.as_ref(), &name.path(), moved).await.unwrap();
         let read = store.load_tx(txid, Blob::Other(content), Reuse::Unlikely).await.unwrap_err();
         let written = store.store_tx(txid, other).await.unwrap_err();

@@ -4,7 +4,8 @@ use bytes::Bytes;
 
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, PartialTx,
-    frame::{CHECKSUM_BYTES, FrameVerifier, Framed},
+    frame::{Framed, TxBlobReader, checksum_of, expected_bytes, split_header, verify_checksum},
+    outputs::OutputsError,
     requests::{ObjectStream, PIECE_BYTES},
 };
 use crate::tx::{ParseError, StreamedTransaction, TransactionStream};
@@ -18,7 +19,7 @@ impl Damage {
         blob_error(BlobErrorKind::Corrupt, "read", name, self.0)
     }
 
-    fn checksum_mismatch() -> Self {
+    pub fn checksum_mismatch() -> Self {
         Damage("the stored content does not match its checksum".to_owned())
     }
 }
@@ -40,18 +41,18 @@ pub(super) fn blob_error(
 
 /// Verifies a blob that was read whole, and returns its content.
 pub(super) async fn verify_content(name: BlobName, blob: Bytes) -> Result<Bytes, Damage> {
-    let len = blob.len().checked_sub(CHECKSUM_BYTES).ok_or_else(Damage::checksum_mismatch)?;
-    let framed = Framed::new(blob.slice(..len)).await;
-    if framed.checksum != blob[len..] || name.content_hash.is_some_and(|hash| framed.checksum != hash[..]) {
-        return Err(Damage::checksum_mismatch());
-    }
-    match name.kind {
+    let (has_header, bytes) = split_header(name.kind, &blob);
+    let end = match name.kind {
         BlobKind::Tx => {
-            parse_transaction(&framed.content, &[]).await.and_then(|found| verify_txid(found, name)).map(drop)?
+            let (found, end) = parse_until_end(&bytes, &[]).await?;
+            verify_txid(found, name)?;
+            end
         }
-        BlobKind::Outputs => decode_outputs(name, &framed.content).map(drop)?,
-    }
-    Ok(framed.content)
+        BlobKind::Outputs => verify_outputs(name, PartialTx::decode_until_end(&bytes))?.1,
+    };
+    let content = bytes.slice(..end);
+    verify_checksum(name, has_header, &checksum_of(&content).await, &bytes[end..])?;
+    Ok(content)
 }
 
 /// Verifies a `.tx` while it is read piece by piece, and returns its outputs `vouts`.
@@ -60,41 +61,42 @@ pub(super) async fn verify_stream(
     mut object: ObjectStream,
     vouts: &[u32],
 ) -> Result<Result<StreamedTransaction, Damage>, BlobError> {
-    let Some(mut verifier) = FrameVerifier::new(object.len) else { return Ok(Err(Damage::checksum_mismatch())) };
-    let mut stream = TransactionStream::new(verifier.content_left(), vouts.iter().copied());
+    let mut reader = TxBlobReader::new(TransactionStream::new(object.len, vouts.iter().copied()));
     while let Some(piece) = object.next().await? {
-        if let Err(error) = stream.push(verifier.push(&piece)) {
-            return Ok(Err(error.into()));
+        if let Err(damage) = reader.push(&piece) {
+            return Ok(Err(damage));
         }
     }
-    Ok(verify_end(name, &verifier, stream))
+    Ok(reader.finish(name))
 }
 
-/// Verifies a `.tx` of which every piece was read.
-pub(super) fn verify_end(
-    name: BlobName,
-    verifier: &FrameVerifier,
-    stream: TransactionStream,
-) -> Result<StreamedTransaction, Damage> {
-    if !verifier.is_intact() {
-        return Err(Damage::checksum_mismatch());
-    }
-    stream.finish().map_err(Damage::from).and_then(|found| verify_txid(found, name))
-}
-
-/// Parses a transaction and returns its outputs `vouts`. Yields after each piece, because other tasks share the thread.
+/// Parses a transaction and returns its outputs `vouts`.
 pub(super) async fn parse_transaction(bytes: &Bytes, vouts: &[u32]) -> Result<StreamedTransaction, Damage> {
+    match parse_until_end(bytes, vouts).await? {
+        (found, end) if end == bytes.len() => Ok(found),
+        (_, end) => Err(Damage(format!("the stored content is no transaction: {} bytes after it", bytes.len() - end))),
+    }
+}
+
+/// Parses the transaction at the beginning of `bytes`, and returns its outputs `vouts` and the number of its bytes.
+/// Yields after each piece, because other tasks share the thread.
+async fn parse_until_end(bytes: &Bytes, vouts: &[u32]) -> Result<(StreamedTransaction, usize), Damage> {
     let mut stream = TransactionStream::new(bytes.len() as u64, vouts.iter().copied());
+    let mut end = 0;
     for piece in bytes.chunks(PIECE_BYTES) {
-        stream.push(piece)?;
+        let rest = stream.push_until_end(piece)?;
+        end += piece.len() - rest.len();
+        if !rest.is_empty() {
+            break;
+        }
         if bytes.len() > PIECE_BYTES {
             tokio::task::yield_now().await;
         }
     }
-    Ok(stream.finish()?)
+    Ok((stream.finish()?, end))
 }
 
-fn verify_txid(streamed: StreamedTransaction, name: BlobName) -> Result<StreamedTransaction, Damage> {
+pub(super) fn verify_txid(streamed: StreamedTransaction, name: BlobName) -> Result<StreamedTransaction, Damage> {
     match streamed.txid {
         found if found == name.txid => Ok(streamed),
         found => Err(Damage(format!("the stored content hashes to {found}"))),
@@ -103,9 +105,15 @@ fn verify_txid(streamed: StreamedTransaction, name: BlobName) -> Result<Streamed
 
 /// Decodes the outputs of the transaction that the blob's name states.
 pub(super) fn decode_outputs(name: BlobName, bytes: &Bytes) -> Result<PartialTx, Damage> {
-    match PartialTx::decode(bytes) {
-        Ok(partial) if partial.txid == name.txid => Ok(partial),
-        Ok(partial) => Err(Damage(format!("the stored outputs belong to {}", partial.txid))),
+    verify_outputs(name, PartialTx::decode(bytes).map(|partial| (partial, ()))).map(|(partial, ())| partial)
+}
+
+fn verify_outputs<T>(name: BlobName, decoded: Result<(PartialTx, T), OutputsError>) -> Result<(PartialTx, T), Damage> {
+    match decoded {
+        Ok((partial, _)) if partial.txid != name.txid => {
+            Err(Damage(format!("the stored outputs belong to {}", partial.txid)))
+        }
+        Ok(decoded) => Ok(decoded),
         Err(error) => Err(Damage(format!("the stored content is no list of outputs: {error}"))),
     }
 }
@@ -125,13 +133,26 @@ pub(super) async fn check_tx(name: BlobName, bytes: &Bytes) -> Result<(), BlobEr
     Err(blob_error(BlobErrorKind::Invalid, "write", name, problem))
 }
 
-/// Returns whether a stored blob has the same content as `blob`.
-pub(super) async fn is_same(mut stored: ObjectStream, blob: &Framed) -> Result<Result<bool, Damage>, BlobError> {
-    let Some(mut verifier) = FrameVerifier::new(stored.len) else { return Ok(Err(Damage::checksum_mismatch())) };
-    let mut rest = Some(&blob.content[..]);
+/// Returns whether a stored blob has the same content as `blob`, in any form that is read, and every byte of that form.
+pub(super) async fn is_same(kind: BlobKind, mut stored: ObjectStream, blob: &Framed) -> Result<bool, BlobError> {
+    let Some(form) = expected_bytes(kind, blob, stored.len) else { return Ok(false) };
+    let mut sections = form.into_iter();
+    let mut expected = sections.next().unwrap_or_default();
     while let Some(piece) = stored.next().await? {
-        let content = verifier.push(&piece);
-        rest = rest.and_then(|rest| rest.strip_prefix(content));
+        let mut piece = &piece[..];
+        while !piece.is_empty() {
+            let len = piece.len().min(expected.len());
+            if piece[..len] != expected[..len] {
+                return Ok(false);
+            }
+            (piece, expected) = (&piece[len..], &expected[len..]);
+            if expected.is_empty() {
+                match sections.next() {
+                    Some(next) => expected = next,
+                    None => return Ok(piece.is_empty()),
+                }
+            }
+        }
     }
-    Ok(if verifier.is_intact() { Ok(rest.is_some_and(<[u8]>::is_empty)) } else { Err(Damage::checksum_mismatch()) })
+    Ok(expected.is_empty())
 }

@@ -82,6 +82,17 @@ impl PartialTx {
     /// # Errors
     /// See `OutputsError`. No allocation is larger than the bytes account for.
     pub fn decode(bytes: &Bytes) -> Result<Self, OutputsError> {
+        match Self::decode_until_end(bytes)? {
+            (partial, end) if end == bytes.len() => Ok(partial),
+            (_, end) => Err(OutputsError::TrailingBytes(bytes.len() - end)),
+        }
+    }
+
+    /// Decodes the binary form at the beginning of `bytes`, and returns the number of its bytes.
+    ///
+    /// # Errors
+    /// As of [`decode`](Self::decode).
+    pub(super) fn decode_until_end(bytes: &Bytes) -> Result<(Self, usize), OutputsError> {
         let mut reader = FieldReader { bytes, at: 0 };
         let txid = Txid(reader.array("txid")?);
         let flagged_height = reader.u32("height")?;
@@ -98,10 +109,8 @@ impl PartialTx {
             let script = reader.slice(len as usize, "script")?;
             outputs.push((index, StoredOutput { satoshis, script }));
         }
-        match bytes.len() - reader.at {
-            0 => Ok(PartialTx { txid, height: flagged_height >> 1, coinbase: flagged_height & 1 == 1, outputs }),
-            left => Err(OutputsError::TrailingBytes(left)),
-        }
+        let (height, coinbase) = (flagged_height >> 1, flagged_height & 1 == 1);
+        Ok((PartialTx { txid, height, coinbase, outputs }, reader.at))
     }
 
     /// Converts the outputs to the body of a record.

@@ -2,12 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{
-    BlobError, BlobErrorKind, BlobName, BlobStore,
-    check::{self, Damage, blob_error},
-    frame::FrameVerifier,
-    requests::ObjectStream,
-};
+use super::{BlobError, BlobName, BlobStore, frame::TxBlobReader, requests::ObjectStream};
 use crate::{
     record::Blob,
     telemetry::BlobOperation,
@@ -19,9 +14,8 @@ use crate::{
 pub struct TxPieces {
     name: BlobName,
     object: ObjectStream,
-    verifier: FrameVerifier,
     /// `None`: the last piece was read.
-    stream: Option<TransactionStream>,
+    reader: Option<TxBlobReader>,
     format: WireFormat,
     /// Piece that waits until the next bytes are known to be intact.
     held: Option<Bytes>,
@@ -32,20 +26,17 @@ impl BlobStore {
     /// exists. A coinbase has the format in which the coinbase was stored.
     ///
     /// # Errors
-    /// The blob store answers with an error, or the object is shorter than any blob.
+    /// The blob store answers with an error.
     pub async fn open_tx(&self, txid: Txid, blob: Blob, format: WireFormat) -> Result<Option<TxPieces>, BlobError> {
         let name = BlobName::tx(txid).of_blob(blob);
         let open = async {
             let Some(object) = self.blobs().open_object(name).await? else { return Ok(None) };
-            let verifier = FrameVerifier::new(object.len).ok_or_else(|| {
-                blob_error(BlobErrorKind::Corrupt, "read", name, "the blob is shorter than its checksum")
-            })?;
-            let stream = TransactionStream::new(verifier.content_left(), []);
-            let stream = Some(match format {
+            let stream = TransactionStream::new(object.len, []);
+            let reader = Some(TxBlobReader::new(match format {
                 WireFormat::Standard => stream.keeping_standard(),
                 WireFormat::Extended => stream,
-            });
-            Ok(Some(TxPieces { name, object, verifier, stream, format, held: None }))
+            }));
+            Ok(Some(TxPieces { name, object, reader, format, held: None }))
         };
         self.measure(BlobOperation::GetTx, open).await
     }
@@ -57,15 +48,14 @@ impl TxPieces {
     /// # Errors
     /// The blob store stops answering, or the bytes are not those of the transaction.
     pub async fn next(&mut self) -> Result<Option<Bytes>, BlobError> {
-        while let Some(stream) = &mut self.stream {
+        while let Some(reader) = &mut self.reader {
             let Some(piece) = self.object.next().await? else {
                 self.finish()?;
                 break;
             };
-            let content = piece.slice_ref(self.verifier.push(&piece));
-            stream.push(&content).map_err(|error| Damage::from(error).into_error(self.name))?;
+            let content = reader.push(&piece).map_err(|damage| damage.into_error(self.name))?;
             let next = match self.format {
-                WireFormat::Standard => Bytes::from(stream.take_standard()),
+                WireFormat::Standard => Bytes::from(reader.take_standard()),
                 WireFormat::Extended => content,
             };
             if next.is_empty() {
@@ -79,8 +69,8 @@ impl TxPieces {
     }
 
     fn finish(&mut self) -> Result<(), BlobError> {
-        let Some(stream) = self.stream.take() else { return Ok(()) };
-        check::verify_end(self.name, &self.verifier, stream).map(drop).map_err(|damage| damage.into_error(self.name))
+        let Some(reader) = self.reader.take() else { return Ok(()) };
+        reader.finish(self.name).map(drop).map_err(|damage| damage.into_error(self.name))
     }
 }
 

@@ -250,7 +250,7 @@ impl BlobStore {
     /// Stores a blob and records the time of the put.
     pub(super) async fn put(&self, name: BlobName, content: Bytes) -> Result<PutOutcome, BlobError> {
         let started = Instant::now();
-        let blob = Framed::new(content).await;
+        let blob = Framed::new(self.blobs().place.layout(), name.kind, content).await;
         let put = self.blobs().put(name, &blob).await;
         self.0.metrics.create_external.of(name.kind).observe(started.elapsed().as_secs_f64());
         put

@@ -10,7 +10,7 @@ use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, BlobOptions, PartialTx, PutOutcome,
     check::{self, Damage, blob_error},
     claim::BlobPlace,
-    frame::{FrameVerifier, Framed},
+    frame::{Framed, TxBlobReader},
     requests::{CreateOutcome, ObjectStream},
 };
 use crate::tx::{FoundOutput, StreamedTransaction, TransactionStream};
@@ -44,7 +44,7 @@ impl ReadBudget {
 
 /// Folder of objects that are written in parts, before they are copied to the blob's name.
 const STAGING: &str = "staging";
-/// Number of reads of a damaged blob.
+/// Number of reads of a blob whose bytes are not the expected ones.
 const READ_ATTEMPTS: usize = 2;
 
 impl VerifiedBlobs {
@@ -131,15 +131,12 @@ impl VerifiedBlobs {
     async fn compare_stored(&self, name: BlobName, blob: &Framed) -> Result<PutOutcome, BlobError> {
         let vanished =
             || blob_error(BlobErrorKind::Retryable, "write", name, "the stored blob vanished during the put");
-        let is_same = retry_damaged(name, || async {
-            match self.place.requests.read(&name.path()).await? {
-                Some(stored) => check::is_same(stored, blob).await.map(Some),
-                // The blob was deleted meanwhile, or the store reported it while another write was under way.
-                None => Ok(None),
+        // A blob that vanished was deleted meanwhile, or the store reported it while another write was under way.
+        for _ in 0..READ_ATTEMPTS {
+            let stored = self.place.requests.read(&name.path()).await?.ok_or_else(vanished)?;
+            if check::is_same(name.kind, stored, blob).await? {
+                return Ok(PutOutcome::AlreadyStored);
             }
-        });
-        if is_same.await?.ok_or_else(vanished)? {
-            return Ok(PutOutcome::AlreadyStored);
         }
         // The stored transaction may have other claims; stored bytes of another transaction are damage.
         let is_other = match name.kind {
@@ -184,15 +181,14 @@ impl VerifiedBlobs {
         vouts: &[u32],
     ) -> Result<Option<BTreeMap<u32, FoundOutput>>, BlobError> {
         let Some(mut object) = self.open_object(name).await? else { return Ok(None) };
-        let Some(mut verifier) = FrameVerifier::new(object.len) else { return Ok(None) };
-        let mut stream = TransactionStream::new(verifier.content_left(), vouts.iter().copied());
-        while !stream.has_wanted() {
+        let mut reader = TxBlobReader::new(TransactionStream::new(object.len, vouts.iter().copied()));
+        while !reader.has_wanted() {
             let Some(piece) = object.next().await? else { break };
-            if stream.push(verifier.push(&piece)).is_err() {
+            if reader.push(&piece).is_err() {
                 return Ok(None);
             }
         }
-        Ok(Some(stream.into_outputs()))
+        Ok(Some(reader.into_outputs()))
     }
 
     /// Opens the object of a blob; `None`: the blob does not exist.

@@ -139,23 +139,31 @@ impl TransactionStream {
         self.standard.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Reads the next bytes.
+    /// Reads the next bytes, and refuses bytes after the end as [`Transaction::parse`](super::Transaction::parse) does.
+    #[cfg(test)]
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), ParseError> {
+        let rest = self.push_until_end(bytes)?;
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let left = usize::try_from(self.len.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        Err(self.error(self.at, ParseErrorKind::TrailingBytes(left.max(rest.len()))))
+    }
+
+    /// Reads the next bytes up to the end of the transaction, and returns the bytes after the end. The announced length
+    /// may count bytes after the end.
     ///
     /// # Errors
     /// Fails at the first malformed field, with its byte position. After an error no more bytes may be pushed.
-    pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), ParseError> {
-        while !bytes.is_empty() {
+    pub fn push_until_end<'b>(&mut self, mut bytes: &'b [u8]) -> Result<&'b [u8], ParseError> {
+        while !bytes.is_empty() && self.step != ParseStep::End {
             bytes = match self.step {
                 ParseStep::Script(part, left) => self.read_script(part, left, bytes),
-                ParseStep::End => {
-                    let left = usize::try_from(self.len.saturating_sub(self.at)).unwrap_or(usize::MAX);
-                    return Err(self.error(self.at, ParseErrorKind::TrailingBytes(left.max(bytes.len()))));
-                }
                 _ => self.read_field(bytes)?,
             };
             self.leave_finished_script();
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// Returns whether every wanted output was read.
