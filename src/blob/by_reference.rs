@@ -131,10 +131,9 @@ fn is_first(put: Result<PutOutcome, BlobError>) -> Result<bool, BlobError> {
 mod tests {
     use super::*;
     use crate::blob::{
-        BlobKind,
         conformance::transaction,
         fault::{BlobFault, FaultStore},
-        frame::{BlobLayout, Framed},
+        frame::Framed,
     };
 
     /// Builds the same transaction with another claimed amount.
@@ -219,7 +218,7 @@ mod tests {
             panic!("stored as the first blob")
         };
         let name = BlobName::tx(txid).with_content_hash(content);
-        let moved = Framed::new(BlobLayout::default(), BlobKind::Tx, first).await.whole();
+        let moved = Framed::new(first).await.whole();
         object_store::ObjectStoreExt::put(objects.as_ref(), &name.path(), moved).await.unwrap();
         let read = store.load_tx(txid, Blob::Other(content), Reuse::Unlikely).await.unwrap_err();
         let written = store.store_tx(txid, other).await.unwrap_err();

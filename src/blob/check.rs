@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, PartialTx,
-    frame::{Framed, TxBlobReader, checksum_of, expected_bytes, split_header, verify_checksum},
+    frame::{Framed, TxBlobReader, checksum_of, expected_sections, split_header, verify_checksum},
     outputs::OutputsError,
     requests::{ObjectStream, PIECE_BYTES},
 };
@@ -133,10 +133,10 @@ pub(super) async fn check_tx(name: BlobName, bytes: &Bytes) -> Result<(), BlobEr
     Err(blob_error(BlobErrorKind::Invalid, "write", name, problem))
 }
 
-/// Returns whether a stored blob has the same content as `blob`, in any form that is read, and every byte of that form.
+/// Returns whether a stored blob, ours or the reference's, has the content of `blob` and no damage.
 pub(super) async fn is_same(kind: BlobKind, mut stored: ObjectStream, blob: &Framed) -> Result<bool, BlobError> {
-    let Some(form) = expected_bytes(kind, blob, stored.len) else { return Ok(false) };
-    let mut sections = form.into_iter();
+    let Some(sections) = expected_sections(kind, blob, stored.len) else { return Ok(false) };
+    let mut sections = sections.into_iter();
     let mut expected = sections.next().unwrap_or_default();
     while let Some(piece) = stored.next().await? {
         let mut piece = &piece[..];

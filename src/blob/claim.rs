@@ -13,16 +13,14 @@ use super::{
     BlobError, BlobErrorKind, BlobName, OpenBlobError,
     check::blob_error,
     directory::BlobDirectory,
-    frame::{BlobLayout, Framed},
+    frame::Framed,
     requests::{CreateOutcome, Requests},
 };
 
 /// Name of the object that marks a place as a blob store and names its owner.
 pub(super) const MARK: &str = "utxo-store.blobs";
-/// First line of a mark, by the form of the blobs that the place gets. A program of an earlier version knows the first
-/// line only, and refuses a place with the other.
-const LAYOUTS: [(BlobLayout, &str); 2] =
-    [(BlobLayout::WithoutHeader, "utxo-store blobs, layout 1"), (BlobLayout::WithHeader, "utxo-store blobs, layout 2")];
+/// First line of a mark. Another layout would have another text.
+const LAYOUT: &str = "utxo-store blobs, layout 1";
 /// Bytes of an unknown mark that messages quote.
 const QUOTED_BYTES: usize = 80;
 /// Message for a store that was opened to write and not claimed.
@@ -43,53 +41,51 @@ pub(super) struct BlobLocation {
 pub(super) struct BlobPlace {
     pub requests: Requests,
     pub location: BlobLocation,
-    /// Id of the store of records that owns the blobs, and the form of new blobs, once both are known.
-    owner: OnceLock<([u8; 16], BlobLayout)>,
+    /// Id of the store of records that owns the blobs, once it is known.
+    owner: OnceLock<[u8; 16]>,
 }
 
 /// Content of a mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Mark {
-    /// The blob store belongs to the store of records with this id, and gets blobs of this form.
-    OwnedBy([u8; 16], BlobLayout),
+    /// The blob store belongs to the store of records with this id.
+    OwnedBy([u8; 16]),
     /// Beginning of a mark that this version does not write.
     Unknown(String),
 }
 
 impl Mark {
     fn parse(text: &[u8]) -> Self {
-        let owner = || {
-            let text = std::str::from_utf8(text).ok()?;
-            let (layout, lines) =
-                LAYOUTS.into_iter().find_map(|(layout, line)| Some((layout, text.strip_prefix(line)?)))?;
+        let store_id = || {
+            let lines = std::str::from_utf8(text).ok()?.strip_prefix(LAYOUT)?;
             let digits = lines.strip_prefix("\nstore ")?.strip_suffix('\n')?;
             let mut store_id = [0; 16];
-            hex::decode_to_slice(digits, &mut store_id).ok().map(|()| Mark::OwnedBy(store_id, layout))
+            hex::decode_to_slice(digits, &mut store_id).ok().map(|()| store_id)
         };
         let quoted = || String::from_utf8_lossy(&text[..text.len().min(QUOTED_BYTES)]).into_owned();
-        owner().unwrap_or_else(|| Mark::Unknown(quoted()))
+        store_id().map_or_else(|| Mark::Unknown(quoted()), Mark::OwnedBy)
     }
 
     fn path() -> Path {
         Path::from(MARK)
     }
 
-    fn encode(store_id: [u8; 16], layout: BlobLayout) -> Framed {
-        let line = LAYOUTS.into_iter().find(|(known, _)| *known == layout).map_or("", |(_, line)| line);
-        Framed::bare(Bytes::from(format!("{line}\nstore {}\n", hex::encode(store_id))))
+    fn encode(store_id: [u8; 16]) -> Framed {
+        let text = format!("{LAYOUT}\nstore {}\n", hex::encode(store_id));
+        Framed { content: Bytes::from(text), checksum: Bytes::new() }
     }
 }
 
 /// Returns the reason why a place with this mark is not the blob store of `owner`; `None`: the mark names `owner`.
 fn find_mark_problem(found: Option<Mark>, owner: Option<&[u8; 16]>) -> Option<(BlobErrorKind, String)> {
     match (found, owner) {
-        (Some(Mark::OwnedBy(found, _)), Some(owner)) if found == *owner => None,
+        (Some(Mark::OwnedBy(found)), Some(owner)) if found == *owner => None,
         (None, _) => {
             let message = format!("blob store unavailable: `{MARK}` is missing; check that the place is mounted");
             Some((BlobErrorKind::Retryable, message))
         }
         (_, None) => Some((BlobErrorKind::Denied, NOT_CLAIMED.to_owned())),
-        (Some(Mark::OwnedBy(found, _)), _) => {
+        (Some(Mark::OwnedBy(found)), _) => {
             let found = hex::encode(found);
             let message = format!("blob store unavailable: the place now holds the blobs of the store {found}");
             Some((BlobErrorKind::Denied, message))
@@ -115,16 +111,13 @@ impl BlobPlace {
         if is_first && self.read_mark().await?.is_none() {
             self.create_mark(url, store_id).await?;
         }
-        let layout = check_owner(url, self.read_mark().await?, Some(store_id))?;
+        check_owner(url, self.read_mark().await?, Some(store_id))?;
         match directory {
             // A file system refuses a second link of one name, or any link.
             Some(directory) => directory.sync_mark_and_clean().await?,
-            None => {
-                let mark = Mark::encode(store_id, layout);
-                self.check_conditional_requests(url, &mark, writes_in_parts).await?;
-            }
+            None => self.check_conditional_requests(url, store_id, writes_in_parts).await?,
         }
-        self.set_owner(store_id, layout);
+        self.set_owner(store_id);
         Ok(())
     }
 
@@ -140,15 +133,14 @@ impl BlobPlace {
                 };
                 if is_empty { Ok(false) } else { Err(OpenBlobError::NotEmpty { place: url.clone() }) }
             }
-            found => check_owner(url, found, store_id).map(|_| true),
+            found => check_owner(url, found, store_id).map(|()| true),
         }
     }
 
     /// Accepts the owner that the mark names; for a store that is opened to read.
     pub async fn adopt_owner(&self) -> Result<(), OpenBlobError> {
         let Some(url) = &self.location.url else { return Ok(()) };
-        let (store_id, layout) = require_owner(url, self.read_mark().await?)?;
-        self.set_owner(store_id, layout);
+        self.set_owner(require_owner(url, self.read_mark().await?)?);
         Ok(())
     }
 
@@ -172,7 +164,7 @@ impl BlobPlace {
         if self.location.url.is_none() {
             return Ok(());
         }
-        match find_mark_problem(self.read_mark().await?, self.owner.get().map(|(owner, _)| owner)) {
+        match find_mark_problem(self.read_mark().await?, self.owner.get()) {
             Some((kind, message)) => Err(blob_error(kind, "read", name, message)),
             None => Ok(()),
         }
@@ -186,14 +178,9 @@ impl BlobPlace {
         }
     }
 
-    /// Sets the owner and the form of new blobs; the first call wins.
-    fn set_owner(&self, store_id: [u8; 16], layout: BlobLayout) {
-        self.owner.get_or_init(|| (store_id, layout));
-    }
-
-    /// Returns the form of new blobs: that of the mark, or the present one where the place has no mark.
-    pub fn layout(&self) -> BlobLayout {
-        self.owner.get().map_or_else(BlobLayout::default, |(_, layout)| *layout)
+    /// Sets the owner; the first call wins.
+    fn set_owner(&self, store_id: [u8; 16]) {
+        self.owner.get_or_init(|| store_id);
     }
 
     /// Makes an empty place the blob store of `store_id`.
@@ -204,7 +191,7 @@ impl BlobPlace {
         };
         if is_empty {
             // The caller checks the owner next, so a mark that another process wrote meanwhile is found there.
-            self.requests.create(&Mark::path(), &Mark::encode(store_id, BlobLayout::default())).await?;
+            self.requests.create(&Mark::path(), &Mark::encode(store_id)).await?;
             return Ok(());
         }
         // Another process may have marked the place and stored a blob since the first look.
@@ -219,12 +206,12 @@ impl BlobPlace {
     async fn check_conditional_requests(
         &self,
         url: &str,
-        mark: &Framed,
+        store_id: [u8; 16],
         writes_in_parts: bool,
     ) -> Result<(), OpenBlobError> {
-        let path = Mark::path();
+        let (path, mark) = (Mark::path(), Mark::encode(store_id));
         let overwrites = |what| OpenBlobError::Overwrites { place: url.to_owned(), what };
-        if self.requests.create(&path, mark).await? == CreateOutcome::New {
+        if self.requests.create(&path, &mark).await? == CreateOutcome::New {
             return Err(overwrites("write"));
         }
         let len = mark.len() as u64;
@@ -236,22 +223,22 @@ impl BlobPlace {
 }
 
 /// Refuses a mark that does not name `store_id`. `None`: the store of records does not exist yet, so no mark can name
-/// it. Returns the form of new blobs.
-fn check_owner(url: &str, found: Option<Mark>, store_id: Option<[u8; 16]>) -> Result<BlobLayout, OpenBlobError> {
-    let (found, layout) = require_owner(url, found)?;
+/// it.
+fn check_owner(url: &str, found: Option<Mark>, store_id: Option<[u8; 16]>) -> Result<(), OpenBlobError> {
+    let found = require_owner(url, found)?;
     if Some(found) == store_id {
-        return Ok(layout);
+        return Ok(());
     }
     let store = store_id.map_or_else(|| "a new store".to_owned(), hex::encode);
     Err(OpenBlobError::OtherStore { place: url.to_owned(), found: hex::encode(found), store })
 }
 
-fn require_owner(url: &str, found: Option<Mark>) -> Result<([u8; 16], BlobLayout), OpenBlobError> {
+fn require_owner(url: &str, found: Option<Mark>) -> Result<[u8; 16], OpenBlobError> {
     let place = url.to_owned();
     match found {
         None => Err(OpenBlobError::Missing { place }),
         Some(Mark::Unknown(found)) => Err(OpenBlobError::Layout { place, found }),
-        Some(Mark::OwnedBy(store_id, layout)) => Ok((store_id, layout)),
+        Some(Mark::OwnedBy(store_id)) => Ok(store_id),
     }
 }
 
@@ -261,13 +248,10 @@ mod tests {
 
     #[test]
     fn a_mark_is_readable_text_that_names_the_owner() {
-        for (layout, number) in [(BlobLayout::WithoutHeader, 1), (BlobLayout::WithHeader, 2)] {
-            let text = Bytes::from(Mark::encode([0xab; 16], layout).whole());
-            assert_eq!(text, format!("utxo-store blobs, layout {number}\nstore abababababababababababababababab\n"));
-            assert_eq!(Mark::parse(&text), Mark::OwnedBy([0xab; 16], layout));
-        }
-        let text = Bytes::from(Mark::encode([0xab; 16], BlobLayout::default()).whole());
-        for other in [&b""[..], b"utxo-store blobs, layout 1\n", b"utxo-store blobs, layout 3\nstore ab\n", b"\xff"] {
+        let text = Bytes::from(Mark::encode([0xab; 16]).whole());
+        assert_eq!(text, "utxo-store blobs, layout 1\nstore abababababababababababababababab\n");
+        assert_eq!(Mark::parse(&text), Mark::OwnedBy([0xab; 16]));
+        for other in [&b""[..], b"utxo-store blobs, layout 1\n", b"utxo-store blobs, layout 2\nstore ab\n", b"\xff"] {
             assert_eq!(Mark::parse(other), Mark::Unknown(String::from_utf8_lossy(other).into()));
         }
         assert_eq!(

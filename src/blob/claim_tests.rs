@@ -156,31 +156,12 @@ async fn check_claim_predicts_the_claim_and_writes_nothing() {
 async fn a_mark_of_another_layout_is_refused_and_quoted() {
     let root = tempfile::tempdir().unwrap();
     writer(root.path()).await.claim(OURS, true).await.unwrap();
-    fs::write(root.path().join(MARK), "utxo-store blobs, layout 3\n").unwrap();
+    fs::write(root.path().join(MARK), "utxo-store blobs, layout 2\n").unwrap();
     for error in [
         writer(root.path()).await.claim(OURS, true).await.unwrap_err(),
         opened(root.path(), Intent::Read).await.unwrap_err(),
     ] {
-        assert!(error.to_string().contains("layout 3") && !error.to_string().contains('\n'), "{error}");
-    }
-}
-
-/// A place of an earlier version gets blobs of the earlier form: a program of that version can still read them.
-#[tokio::test]
-async fn a_place_of_layout_1_keeps_its_form() {
-    let root = tempfile::tempdir().unwrap();
-    for (number, header) in [(2, &b"T-1.0   "[..]), (1, b"")] {
-        fs::remove_dir_all(root.path()).unwrap();
-        writer(root.path()).await.claim(OURS, true).await.unwrap();
-        let mark = format!("utxo-store blobs, layout {number}\nstore {}\n", hex::encode(OURS));
-        fs::write(root.path().join(MARK), mark).unwrap();
-        let store = writer(root.path()).await;
-        store.claim(OURS, false).await.unwrap();
-        let (txid, bytes) = transaction(1, 3, 30, 1);
-        store.put_tx(txid, bytes.clone()).await.unwrap();
-        let stored = fs::read(root.path().join(BlobName::tx(txid).to_string())).unwrap();
-        assert_eq!(stored, [header, &bytes, blake3::hash(&bytes).as_bytes()].concat());
-        assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
+        assert!(error.to_string().contains("layout 2") && !error.to_string().contains('\n'), "{error}");
     }
 }
 

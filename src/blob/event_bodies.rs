@@ -144,7 +144,7 @@ impl EventBodies {
         // A repeat finds its body stored. The comparison comes first, because a server receives the whole body before
         // the server refuses a conditional write.
         if !self.is_stored(&reference).await? {
-            let object = Framed::bare(body);
+            let object = Framed { content: body, checksum: Bytes::new() };
             let path = Path::from(reference.key.as_str());
             match self.part_bytes.filter(|part| object.len() > *part) {
                 Some(part) => self.requests.overwrite_in_parts(&path, &object, part).await?,

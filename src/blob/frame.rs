@@ -1,9 +1,8 @@
-//! Bytes of a blob: the header of the reference system, the content, and the BLAKE3 of the content.
+//! Bytes of a blob: the content, followed by the BLAKE3 of the content. The checksum is needed because a txid does not
+//! commit to all of a `.tx` and to nothing of a `.outputs`: the txid cannot detect damage there.
 //!
-//! The reference system begins each file with eight bytes that name its kind, and reads a body from there to its own
-//! end: the checksum behind the end does not keep the reference from reading the body. A body that the reference wrote
-//! has no checksum. The checksum is needed because a txid does not commit to all of a `.tx` and to nothing of a
-//! `.outputs`: the txid cannot detect damage there.
+//! A blob of the reference system has eight bytes of header before the content, and no checksum. Such a blob is read,
+//! and verified by its txid alone.
 
 use bytes::Bytes;
 use object_store::PutPayload;
@@ -15,24 +14,17 @@ use super::{
 };
 use crate::tx::{FoundOutput, StreamedTransaction, TransactionStream};
 
-/// Form of the blobs that a place gets. Every form is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum BlobLayout {
-    /// Content and checksum: blobs of earlier versions.
-    WithoutHeader,
-    /// Header, content and checksum.
-    #[default]
-    WithHeader,
-}
-
 /// Number of bytes of the checksum.
 const CHECKSUM_BYTES: usize = blake3::OUT_LEN;
+/// Number of bytes of the reference's header.
+const HEADER_BYTES: usize = 8;
 
-/// Returns the header of the reference system's files of this kind.
-fn header_of(kind: BlobKind) -> &'static [u8; 8] {
+/// Returns the headers of the reference system's files of this kind: padded with spaces, and as earlier versions of the
+/// reference padded.
+fn headers_of(kind: BlobKind) -> [&'static [u8; HEADER_BYTES]; 2] {
     match kind {
-        BlobKind::Tx => b"T-1.0   ",
-        BlobKind::Outputs => b"O-1.0   ",
+        BlobKind::Tx => [b"T-1.0   ", b"T-1.0\0\0\0"],
+        BlobKind::Outputs => [b"O-1.0   ", b"O-1.0\0\0\0"],
     }
 }
 
@@ -48,63 +40,49 @@ pub(super) async fn checksum_of(content: &Bytes) -> [u8; CHECKSUM_BYTES] {
     *hasher.finalize().as_bytes()
 }
 
-/// An object to be stored.
+/// A blob to be stored. Only the mark of a store has no checksum, so that people can read and write the mark.
 #[derive(Debug, Clone)]
 pub(super) struct Framed {
-    header: Bytes,
     pub content: Bytes,
     pub checksum: Bytes,
 }
 
 impl Framed {
-    /// Makes a blob of this kind for a place of this layout.
-    pub async fn new(layout: BlobLayout, kind: BlobKind, content: Bytes) -> Self {
-        let header = match layout {
-            BlobLayout::WithoutHeader => Bytes::new(),
-            BlobLayout::WithHeader => Bytes::from_static(header_of(kind)),
-        };
+    /// Computes the checksum of `content`.
+    pub async fn new(content: Bytes) -> Self {
         let checksum = Bytes::copy_from_slice(&checksum_of(&content).await);
-        Framed { header, content, checksum }
+        Framed { content, checksum }
     }
 
-    /// Makes an object without header and checksum: the mark of a store, which people read, or the body of an event.
-    pub fn bare(content: Bytes) -> Self {
-        Framed { header: Bytes::new(), content, checksum: Bytes::new() }
-    }
-
-    /// Returns the length of header, content and checksum in bytes.
+    /// Returns the length of content and checksum in bytes.
     pub fn len(&self) -> usize {
-        self.header.len() + self.content.len() + self.checksum.len()
+        self.content.len() + self.checksum.len()
     }
 
-    /// Splits the object into parts of `len` bytes without copying; only the last part may be shorter.
+    /// Splits the blob into parts of `len` bytes without copying; only the last part may be shorter.
     pub fn parts(&self, len: usize) -> impl Iterator<Item = PutPayload> {
         (0..self.len()).step_by(len.max(1)).map(move |at| self.part(at, self.len().min(at.saturating_add(len))))
     }
 
-    /// Returns the whole object as one part.
+    /// Returns the whole blob as one part.
     pub fn whole(&self) -> PutPayload {
         self.part(0, self.len())
     }
 
     fn part(&self, from: usize, to: usize) -> PutPayload {
-        let mut start = 0;
-        let sections = [&self.header, &self.content, &self.checksum].map(|section| {
-            let within = |at: usize| at.clamp(start, start + section.len()) - start;
-            let part = section.slice(within(from)..within(to));
-            start += section.len();
-            part
-        });
-        sections.into_iter().filter(|bytes| !bytes.is_empty()).collect()
+        let content = self.content.len();
+        let both = [
+            self.content.slice(from.min(content)..to.min(content)),
+            self.checksum.slice(from.max(content) - content..to.max(content) - content),
+        ];
+        both.into_iter().filter(|bytes| !bytes.is_empty()).collect()
     }
 }
 
-/// Splits a whole blob into a possible header and the rest.
+/// Splits a whole blob into a possible header of the reference and the rest.
 pub(super) fn split_header(kind: BlobKind, blob: &Bytes) -> (bool, Bytes) {
-    match blob.starts_with(header_of(kind)) {
-        true => (true, blob.slice(header_of(kind).len()..)),
-        false => (false, blob.clone()),
-    }
+    let has_header = headers_of(kind).iter().any(|header| blob.starts_with(&header[..]));
+    (has_header, if has_header { blob.slice(HEADER_BYTES..) } else { blob.clone() })
 }
 
 /// Compares the bytes behind a content with the checksum of the content. A blob of the reference has a header and no
@@ -115,12 +93,12 @@ pub(super) fn verify_checksum(
     computed: &[u8; CHECKSUM_BYTES],
     stored: &[u8],
 ) -> Result<(), Damage> {
-    let matches_stored = stored == computed || stored.is_empty() && has_header;
+    let matches_stored = if has_header { stored.is_empty() } else { stored == computed };
     let matches_name = name.content_hash.is_none_or(|hash| hash == *computed);
     if matches_stored && matches_name { Ok(()) } else { Err(Damage::checksum_mismatch()) }
 }
 
-/// Reads a `.tx` piece by piece: separates the transaction from header and checksum, and verifies both.
+/// Reads a `.tx` piece by piece: separates the transaction from header or checksum, and verifies them.
 #[derive(Debug)]
 pub(super) struct TxBlobReader {
     /// First bytes of the blob, as long as they may become the header; `None`: decided.
@@ -161,13 +139,12 @@ impl TxBlobReader {
 
     /// Returns the bytes of the content among `beginning` and `piece`; none while they may still become the header.
     fn pass_header(&mut self, beginning: Vec<u8>, piece: &Bytes) -> Bytes {
-        let header = header_of(BlobKind::Tx);
-        let taken = piece.len().min(header.len() - beginning.len());
+        let taken = piece.len().min(HEADER_BYTES - beginning.len());
         let read = [&beginning[..], &piece[..taken]].concat();
-        if !header.starts_with(&read) {
+        if !headers_of(BlobKind::Tx).iter().any(|header| header.starts_with(&read)) {
             return if beginning.is_empty() { piece.clone() } else { [&beginning[..], piece].concat().into() };
         }
-        self.has_header = read.len() == header.len();
+        self.has_header = read.len() == HEADER_BYTES;
         self.beginning = (!self.has_header).then_some(read);
         piece.slice(taken..)
     }
@@ -195,12 +172,10 @@ impl TxBlobReader {
     }
 }
 
-/// Returns whether a blob of `len` bytes that begins with `stored` may have the content of `blob`, and the rest of the
-/// bytes that it then has, in each form that is read.
-pub(super) fn expected_bytes(kind: BlobKind, blob: &Framed, len: u64) -> Option<[&[u8]; 3]> {
-    let header = &header_of(kind)[..];
-    let forms =
-        [[header, &blob.content, &blob.checksum], [header, &blob.content, &[]], [&[], &blob.content, &blob.checksum]];
+/// Returns the sections that a blob of `len` bytes with the content of `blob` has, ours or the reference's; `None`: no
+/// blob with this content is so long.
+pub(super) fn expected_sections(kind: BlobKind, blob: &Framed, len: u64) -> Option<[&[u8]; 2]> {
+    let forms = [[&blob.content[..], &blob.checksum[..]], [&headers_of(kind)[0][..], &blob.content[..]]];
     forms.into_iter().find(|form| form.iter().map(|section| section.len() as u64).sum::<u64>() == len)
 }
 
@@ -218,30 +193,26 @@ mod tests {
         reader.finish(name).ok().map(|_| content)
     }
 
-    async fn forms() -> (Txid, Bytes, Vec<Vec<u8>>) {
+    /// Returns a transaction, and the blobs that may hold the transaction: ours, and two of the reference.
+    async fn blobs() -> (Txid, Bytes, [Vec<u8>; 3]) {
         let (txid, content) = transaction(1, 2, 3, 7);
-        let framed = async |layout| {
-            let framed = Framed::new(layout, BlobKind::Tx, content.clone()).await;
-            let whole = Bytes::from(framed.whole()).to_vec();
-            for len in 1..whole.len() + 2 {
-                let parts: Vec<Bytes> = framed.parts(len).map(Bytes::from).collect();
-                assert_eq!(parts.concat(), whole);
-                let (last, others) = parts.split_last().unwrap();
-                assert!(last.len() <= len && others.iter().all(|part| part.len() == len), "only the last is shorter");
-            }
-            whole
-        };
-        let ours = framed(BlobLayout::WithHeader).await;
-        let earlier = framed(BlobLayout::WithoutHeader).await;
-        let of_the_reference = [&b"T-1.0   "[..], &content].concat();
-        assert_eq!(ours, [&of_the_reference[..], blake3::hash(&content).as_bytes()].concat());
-        (txid, content, vec![ours, earlier, of_the_reference])
+        let framed = Framed::new(content.clone()).await;
+        let ours = Bytes::from(framed.whole()).to_vec();
+        for len in 1..ours.len() + 2 {
+            let parts: Vec<Bytes> = framed.parts(len).map(Bytes::from).collect();
+            assert_eq!(parts.concat(), ours);
+            let (last, others) = parts.split_last().unwrap();
+            assert!(last.len() <= len && others.iter().all(|part| part.len() == len), "only the last may be shorter");
+        }
+        assert_eq!(ours, [&content[..], blake3::hash(&content).as_bytes()].concat());
+        let [spaces, zeros] = headers_of(BlobKind::Tx).map(|header| [&header[..], &content].concat());
+        (txid, content, [ours, spaces, zeros])
     }
 
     #[tokio::test]
-    async fn every_form_is_read_in_pieces_of_any_size() {
-        let (txid, content, forms) = forms().await;
-        for bytes in &forms {
+    async fn blobs_of_both_systems_are_read_in_pieces_of_any_size() {
+        let (txid, content, blobs) = blobs().await;
+        for bytes in &blobs {
             for len in 1..=bytes.len() {
                 assert_eq!(
                     read(BlobName::tx(txid), bytes, len).as_deref(),
@@ -252,24 +223,22 @@ mod tests {
         }
     }
 
-    /// Damage of a blob of the reference shows in the txid alone: its previous outputs have no checksum.
     #[tokio::test]
     async fn damage_and_lost_bytes_are_detected() {
-        let (txid, _, forms) = forms().await;
+        let (txid, _, [ours, of_the_reference, _]) = blobs().await;
         let name = BlobName::tx(txid);
-        for bytes in &forms[..2] {
+        for at in 0..ours.len() {
+            let mut damaged = ours.clone();
+            damaged[at] ^= 1;
+            assert_eq!(read(name, &damaged, 7), None, "byte {at}");
+        }
+        for bytes in [&ours, &of_the_reference] {
             for at in 0..bytes.len() {
-                let mut damaged = bytes.clone();
-                damaged[at] ^= 1;
-                assert_eq!(read(name, &damaged, 7), None, "byte {at}");
-                let is_of_the_reference = bytes[..at] == forms[2];
-                assert_eq!(read(name, &bytes[..at], 7).is_some(), is_of_the_reference, "cut at byte {at}");
+                assert_eq!(read(name, &bytes[..at], 7), None, "cut at byte {at}");
             }
             assert_eq!(read(name, &[&bytes[..], b"x"].concat(), 7), None, "a byte more");
+            assert_eq!(read(name.with_content_hash([9; 32]), bytes, 7), None, "the name has another hash");
         }
-        let cut = &forms[2][..forms[2].len() - 1];
-        assert_eq!((read(name, cut, 7), read(name, &[&forms[2][..], b"x"].concat(), 7)), (None, None));
-        let other = name.with_content_hash([9; 32]);
-        assert!(forms.iter().all(|bytes| read(other, bytes, 7).is_none()), "the name has another hash");
+        assert_eq!(read(name, &[&b"T-1.0   "[..], &ours].concat(), 7), None, "no system writes header and checksum");
     }
 }

@@ -85,8 +85,8 @@ impl Default for BlobOptions {
 ///   machine.
 /// - No put overwrites: the first blob stays until [`delete`](Self::delete).
 /// - A get returns bytes that match their checksum and the requested txid: a `.tx` hashes to the txid, a `.outputs`
-///   names the txid. Bytes that do not match are read a second time, because the transfer may have damaged them; then
-///   the error is [`BlobErrorKind::Corrupt`].
+///   names the txid. A blob of the reference system has no checksum. Bytes that do not match are read a second
+///   time, because the transfer may have damaged them; then the error is [`BlobErrorKind::Corrupt`].
 /// - Every request may be repeated; after [`BlobErrorKind::Unknown`] the caller must repeat it. A dropped future leaves
 ///   a blob stored or not stored.
 /// - A blob is reported as absent only by a store whose mark names the expected owner. Without that mark the store is
@@ -250,7 +250,7 @@ impl BlobStore {
     /// Stores a blob and records the time of the put.
     pub(super) async fn put(&self, name: BlobName, content: Bytes) -> Result<PutOutcome, BlobError> {
         let started = Instant::now();
-        let blob = Framed::new(self.blobs().place.layout(), name.kind, content).await;
+        let blob = Framed::new(content).await;
         let put = self.blobs().put(name, &blob).await;
         self.0.metrics.create_external.of(name.kind).observe(started.elapsed().as_secs_f64());
         put

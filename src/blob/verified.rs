@@ -10,7 +10,7 @@ use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, BlobOptions, PartialTx, PutOutcome,
     check::{self, Damage, blob_error},
     claim::BlobPlace,
-    frame::{Framed, TxBlobReader},
+    frame::{Framed, TxBlobReader, expected_sections},
     requests::{CreateOutcome, ObjectStream},
 };
 use crate::tx::{FoundOutput, StreamedTransaction, TransactionStream};
@@ -134,6 +134,9 @@ impl VerifiedBlobs {
         // A blob that vanished was deleted meanwhile, or the store reported it while another write was under way.
         for _ in 0..READ_ATTEMPTS {
             let stored = self.place.requests.read(&name.path()).await?.ok_or_else(vanished)?;
+            if expected_sections(name.kind, blob, stored.len).is_none() {
+                break;
+            }
             if check::is_same(name.kind, stored, blob).await? {
                 return Ok(PutOutcome::AlreadyStored);
             }

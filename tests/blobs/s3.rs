@@ -101,7 +101,7 @@ async fn answer_late(method: Method, uri: Uri) -> Result<([(&'static str, &'stat
     let is_mark = uri.path().ends_with("utxo-store.blobs");
     match method {
         Method::GET if is_mark => {
-            Ok(([("etag", "1")], format!("utxo-store blobs, layout 2\nstore {}\n", "01".repeat(16))))
+            Ok(([("etag", "1")], format!("utxo-store blobs, layout 1\nstore {}\n", "01".repeat(16))))
         }
         Method::PUT if is_mark => Err(StatusCode::PRECONDITION_FAILED),
         Method::PUT => {

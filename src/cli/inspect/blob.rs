@@ -16,7 +16,8 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Reads each blob in pieces, and checks its checksum and its transaction id. Writes nothing.
+Reads each blob in pieces, and checks its checksum and its transaction id. A blob of the reference system has no
+checksum. Writes nothing.
 
 Example: utxo-store inspect blob --config deploy/utxo-store.toml \\
     0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098";
