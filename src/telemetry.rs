@@ -9,8 +9,7 @@ mod engine;
 mod family;
 mod labels;
 mod logging;
-#[cfg(feature = "vault")]
-mod vault;
+mod process;
 
 use std::time::Duration;
 
@@ -28,8 +27,9 @@ pub use labels::{
     OperationKind, PrunedKind, PublishedOutcome, RebalanceChange, TransferDirection, TryCause, VerdictKind,
 };
 pub use logging::{LogFormat, LoggingError, init_logging};
+pub use process::BridgeMetrics;
 #[cfg(feature = "vault")]
-pub use vault::VaultMetrics;
+pub use process::VaultMetrics;
 
 /// Metrics of each assigned partition, created and removed together.
 macro_rules! partition_metrics {

@@ -1,6 +1,6 @@
 //! Dead letters of the bridge, with the limits that halt a partition of an instance, too.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -94,7 +94,7 @@ impl<'a> BridgeDeadLetters<'a> {
         };
         let topic = self.topics.name(Topic::DeadLetters);
         publish_dead_letter(self.producer.as_ref(), topic, source, &letter, PRODUCE_RETRY_PAUSE).await?;
-        self.counts.dead_letters.fetch_add(1, Relaxed);
+        self.counts.metrics.dead_letters.inc();
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The state of the bridge of blocks at work: one message after the other becomes an event, or waits.
 
-use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -23,6 +23,8 @@ use crate::{
     tx::{Transaction, Txid, block::MerkleRoot},
 };
 
+/// Time that a block may wait for a subtree before readiness names the object.
+const SUBTREE_WAIT_LIMIT: Duration = Duration::from_secs(60);
 /// First and longest pause between two reads of a subtree that is not there yet.
 const SUBTREE_PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Most blocks that wait for their previous blocks.
@@ -93,9 +95,11 @@ impl<'a> Forwarder<'a> {
         let mut forwarder =
             Forwarder { bridge, partition, publisher, letters, tree, sequence: 0, waiting, missing: None };
         let mut events: BTreeMap<u64, NotedEvent> = BTreeMap::new();
+        let mut has_lost = false;
         for topic in [Topic::BlockMined, Topic::Reorgs] {
             let own = bridge.own_partition(topic);
             let (low, high) = until_answered(|| broker.watermarks(&own)).await?;
+            has_lost |= low > 0;
             let from = low.max(high.saturating_sub(2 * WINDOW));
             let mut range = LogRange::open(broker, &own, from, high).await?;
             while let Some(messages) = range.next().await? {
@@ -108,6 +112,10 @@ impl<'a> Forwarder<'a> {
                     events.entry(sequence).or_insert(event);
                 }
             }
+        }
+        if events.is_empty() && has_lost {
+            let name = |topic| bridge.topics.name(topic).to_owned();
+            return Err(BridgeError::LostEvents { block_mined: name(Topic::BlockMined), reorgs: name(Topic::Reorgs) });
         }
         for (sequence, event) in events {
             forwarder.add(sequence, event);
@@ -225,7 +233,7 @@ impl<'a> Forwarder<'a> {
                     continue;
                 }
                 Ok(BlockStep::Repeat) => {
-                    self.bridge.counts.repeats.fetch_add(1, Relaxed);
+                    self.bridge.counts.metrics.repeated_blocks.inc();
                 }
                 Ok(step) => self.publish_event(step, read, offset).await?,
                 // Another message of the block can have the right height; the blocks after it wait.
@@ -239,7 +247,7 @@ impl<'a> Forwarder<'a> {
             ready.extend(self.take_waiting(|_, waiting| waiting.previous == link.hash));
         }
         self.drop_outdated().await?;
-        self.bridge.counts.waiting.store(self.waiting.len() as u64, Relaxed);
+        self.bridge.counts.metrics.waiting_blocks.set(self.waiting.len() as i64);
         Ok(())
     }
 
@@ -289,7 +297,7 @@ impl<'a> Forwarder<'a> {
         for (_, (message, read)) in self.take_waiting(|tree, waiting| tree.is_outdated(waiting.height)) {
             let BlockLink { previous, height, .. } = read.link;
             if self.tree.is_below_first(height) {
-                self.bridge.counts.repeats.fetch_add(1, Relaxed);
+                self.bridge.counts.metrics.repeated_blocks.inc();
                 continue;
             }
             let missing = Txid(previous);
@@ -331,7 +339,7 @@ impl<'a> Forwarder<'a> {
         if let Some((sequence, event)) = note(&event, EventPlace { topic, offset: published.offset }) {
             self.add(sequence, event);
         }
-        self.bridge.counts.blocks.fetch_add(1, Relaxed);
+        self.bridge.counts.metrics.block_events.inc();
         Ok(())
     }
 
@@ -418,22 +426,23 @@ impl<'a> Forwarder<'a> {
     }
 
     /// Reads the txids of a subtree. An object that does not exist, or ends early, is waited for: the reference may
-    /// write the object after the message.
+    /// write the object after the message. A long wait is reported.
     async fn read_subtree(&self, hash: [u8; 32], is_first: bool) -> Result<Vec<u8>, SubtreeReadError> {
-        let key = &format!("{}.subtree", Txid(hash));
+        let (name, started) = (Txid(hash).to_string(), Instant::now());
+        // The reference has folders of the first two digits by default (`hashPrefix=2`).
+        let keys = [format!("{name}.subtree"), format!("{}/{name}.subtree", &name[..2])];
         let read = || async {
-            let mut parser = SubtreeParser::new(hash, is_first);
-            let mut problem = None;
-            let each = |piece: &[u8]| match parser.push(piece) {
-                Ok(()) => true,
-                Err(error) => {
-                    problem = Some(error);
-                    false
-                }
-            };
-            self.bridge.subtrees.read_pieces(key, each).await?;
-            let read = problem.map_or_else(|| parser.finish(), Err);
-            read.map_err(|error| SubtreeReadError::Damaged(key.clone(), error))
+            let mut read = self.read_subtree_object(&keys[0], hash, is_first).await;
+            if let Err(SubtreeReadError::Object(ObjectError::Missing(_))) = read {
+                let in_folder = self.read_subtree_object(&keys[1], hash, is_first).await;
+                read = match in_folder {
+                    Err(SubtreeReadError::Object(ObjectError::Missing(_))) => read,
+                    found => found,
+                };
+            }
+            let long_wait = read.as_ref().err().filter(|_| started.elapsed() >= SUBTREE_WAIT_LIMIT);
+            self.bridge.counts.set_missing_subtree(long_wait.map(ToString::to_string));
+            read
         };
         let is_retryable = |error: &SubtreeReadError| match error {
             SubtreeReadError::Object(ObjectError::Failed(_, error)) => error.may_be_retried(),
@@ -442,6 +451,26 @@ impl<'a> Forwarder<'a> {
             SubtreeReadError::Object(ObjectError::Wrong { .. }) | SubtreeReadError::Damaged(..) => false,
         };
         Backoff::from_key(SUBTREE_PAUSE, &hash).retry(is_retryable, read).await
+    }
+
+    async fn read_subtree_object(
+        &self,
+        key: &str,
+        hash: [u8; 32],
+        is_first: bool,
+    ) -> Result<Vec<u8>, SubtreeReadError> {
+        let mut parser = SubtreeParser::new(hash, is_first);
+        let mut problem = None;
+        let each = |piece: &[u8]| match parser.push(piece) {
+            Ok(()) => true,
+            Err(error) => {
+                problem = Some(error);
+                false
+            }
+        };
+        self.bridge.subtrees.read_pieces(key, each).await?;
+        let read = problem.map_or_else(|| parser.finish(), Err);
+        read.map_err(|error| SubtreeReadError::Damaged(key.to_owned(), error))
     }
 }
 

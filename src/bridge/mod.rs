@@ -15,10 +15,7 @@ pub mod subtree;
 pub mod transactions;
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -26,6 +23,7 @@ use crate::{
     blob::BlobError,
     broker::{BrokerError, TopicPartition},
     client::PublishError,
+    telemetry::{BridgeMetrics, Metrics},
     tx::Txid,
 };
 
@@ -34,45 +32,65 @@ const READ_WAIT: Duration = Duration::from_millis(250);
 /// Time between two looks at the partitions and the id of a topic.
 const TOPIC_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Counts of the messages that the bridge has handled since its start.
-#[derive(Debug, Default)]
+/// Counts of a bridge since its start, and its long waits.
 pub struct BridgeCounts {
-    /// Transactions that were published.
-    pub transactions: AtomicU64,
-    /// Messages that became dead letters.
-    pub dead_letters: AtomicU64,
-    /// Events of blocks and reorgs that were published.
-    pub blocks: AtomicU64,
-    /// Block messages that were repeats.
-    pub repeats: AtomicU64,
-    /// Blocks that wait for their previous block now.
-    pub waiting: AtomicU64,
-    /// Block without a message for which blocks above the tip have waited long, as text.
-    missing: Mutex<Option<String>>,
+    /// The counts, as metrics.
+    pub metrics: BridgeMetrics,
+    waits: Mutex<LongWaits>,
+}
+
+/// Missing messages and objects for which the bridge has waited long, as text.
+#[derive(Debug, Default)]
+struct LongWaits {
+    /// Block without a message, above which blocks wait.
+    block: Option<String>,
+    /// Object of a subtree.
+    subtree: Option<String>,
 }
 
 impl BridgeCounts {
+    /// Counts into the metrics of this process.
+    ///
+    /// # Errors
+    /// The process has a bridge already.
+    pub fn register(metrics: &Metrics) -> prometheus::Result<Self> {
+        Ok(BridgeCounts { metrics: BridgeMetrics::register(metrics)?, waits: Mutex::default() })
+    }
+
     /// Returns the problem of a block without a message for which blocks above the tip have waited long: transactions
     /// wait meanwhile, or get the height of a past block.
     pub fn missing_block(&self) -> Option<String> {
-        self.missing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.waits().block.clone()
+    }
+
+    /// Returns the problem of a subtree object for which its block has waited long; the blocks after it wait, too.
+    pub fn missing_subtree(&self) -> Option<String> {
+        self.waits().subtree.clone()
+    }
+
+    fn waits(&self) -> MutexGuard<'_, LongWaits> {
+        // No panic can leave a text half written.
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set_missing_block(&self, problem: Option<String>) {
-        *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+        self.waits().block = problem;
+    }
+
+    fn set_missing_subtree(&self, problem: Option<String>) {
+        self.waits().subtree = problem;
     }
 
     /// Returns the counts as text for a log record.
     pub fn describe(&self) -> String {
-        let BridgeCounts { transactions, dead_letters, blocks, repeats, waiting, .. } = self;
-        let load = |count: &AtomicU64| count.load(Relaxed);
+        let BridgeMetrics { transactions, dead_letters, block_events, repeated_blocks, waiting_blocks } = &self.metrics;
         format!(
             "{} transactions, {} block events, {} repeated blocks, {} waiting blocks, {} dead letters",
-            load(transactions),
-            load(blocks),
-            load(repeats),
-            load(waiting),
-            load(dead_letters)
+            transactions.get(),
+            block_events.get(),
+            repeated_blocks.get(),
+            waiting_blocks.get(),
+            dead_letters.get()
         )
     }
 }
@@ -111,6 +129,11 @@ pub enum BridgeError {
     /// A block message cannot become an event. The blocks after it need it, so that the bridge ends.
     #[error("{partition} offset {offset}: the block message cannot become an event: {problem}")]
     Block { partition: TopicPartition, offset: u64, problem: String },
+    #[error(
+        "topics `{block_mined}` and `{reorgs}` have lost every event of the bridge, so that the next sequence is not \
+         known: new topics of blocks and a new store"
+    )]
+    LostEvents { block_mined: String, reorgs: String },
     /// An own event cannot be read: another producer writes to the topic.
     #[error("{partition} offset {offset}: no event of a block; only the bridge may write to this topic")]
     ForeignEvent { partition: TopicPartition, offset: u64 },

@@ -1,6 +1,7 @@
 //! Subtree objects of the reference system: the transaction ids of a part of a block.
 //!
-//! Root hash (32 bytes), fees (u64), size in bytes (u64), number of nodes (u64); per node its txid (32 bytes), fee and
+//! A header of eight bytes, which the reference writes before each file and strips where its HTTP server answers; root
+//! hash (32 bytes), fees (u64), size in bytes (u64), number of nodes (u64); per node its txid (32 bytes), fee and
 //! size (u64 each); number of conflicting nodes (u64), and the txid of each. Numbers are little-endian. In the first
 //! subtree of a block the first node is a placeholder for the coinbase.
 
@@ -8,6 +9,8 @@ use crate::tx::Txid;
 
 /// The txid of the placeholder for the coinbase.
 const PLACEHOLDER: [u8; 32] = [0xFF; 32];
+/// Header of the reference's files of this kind.
+const FILE_HEADER: &[u8; 8] = b"S-1.0   ";
 const HEADER_BYTES: usize = 56;
 const NODE_BYTES: usize = 48;
 
@@ -42,17 +45,23 @@ pub struct SubtreeParser {
 /// The next field of the object.
 #[derive(Debug, Clone, Copy)]
 enum Part {
+    /// The header of the file, or the root hash.
+    Start,
     Header,
-    Nodes { left: u64 },
+    Nodes {
+        left: u64,
+    },
     ConflictCount,
-    Conflicts { left: u64 },
+    Conflicts {
+        left: u64,
+    },
     End,
 }
 
 impl SubtreeParser {
     /// Makes a parser of the subtree with this root hash; `is_first`: of the first one of its block.
     pub fn new(expected: [u8; 32], is_first: bool) -> Self {
-        let (part, rest, txids) = (Part::Header, Vec::new(), Vec::new());
+        let (part, rest, txids) = (Part::Start, Vec::new(), Vec::new());
         SubtreeParser { expected, is_first, part, rest, received: 0, nodes: 0, txids }
     }
 
@@ -65,6 +74,14 @@ impl SubtreeParser {
         bytes.extend_from_slice(piece);
         self.received += piece.len() as u64;
         let mut left = &bytes[..];
+        if let Part::Start = self.part {
+            if left.len() < FILE_HEADER.len() {
+                self.rest = bytes;
+                return Ok(());
+            }
+            left = left.strip_prefix(FILE_HEADER).unwrap_or(left);
+            self.part = Part::Header;
+        }
         while let Some((field, after)) = left.split_at_checked(self.part.bytes()) {
             if let Part::End = self.part {
                 break;
@@ -113,7 +130,7 @@ impl SubtreeParser {
             }
             Part::ConflictCount => Part::conflicts(last_number(field)),
             Part::Conflicts { left } => Part::conflicts(left - 1),
-            Part::End => Part::End,
+            part @ (Part::Start | Part::End) => part,
         };
         Ok(())
     }
@@ -134,7 +151,7 @@ impl Part {
             Part::Nodes { .. } => NODE_BYTES,
             Part::ConflictCount => 8,
             Part::Conflicts { .. } => 32,
-            Part::End => 0,
+            Part::Start | Part::End => 0,
         }
     }
 }
@@ -180,8 +197,10 @@ mod tests {
     fn txids_are_read_from_pieces_of_any_size() {
         let object = encode_subtree(ROOT, &[PLACEHOLDER, [1; 32], [2; 32]], &[[1; 32]]);
         let expected = [[1; 32], [2; 32]].concat();
-        for piece in [1, 7, 48, 57, object.len()] {
-            assert_eq!(parse(&object, true, piece), Ok(expected.clone()), "{piece}");
+        for object in [&object, &[FILE_HEADER, &object[..]].concat()] {
+            for piece in [1, 7, 48, 57, object.len()] {
+                assert_eq!(parse(object, true, piece), Ok(expected.clone()), "{piece}");
+            }
         }
         assert_eq!(parse(&encode_subtree(ROOT, &[], &[]), false, 9), Ok(Vec::new()));
     }

@@ -1,6 +1,6 @@
 //! The transactions of the reference's topic, published under their txids.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream::FuturesUnordered};
@@ -189,7 +189,7 @@ impl TransactionBridge {
             Err(error) if error.kind == BrokerErrorKind::TooLarge => {}
             produced => {
                 produced?;
-                self.counts.transactions.fetch_add(events.len() as u64, Relaxed);
+                self.counts.metrics.transactions.inc_by(events.len() as u64);
                 events.iter().for_each(|_| letters.count_event());
                 return Ok(());
             }
@@ -202,7 +202,7 @@ impl TransactionBridge {
                 }
                 produced => {
                     produced?;
-                    self.counts.transactions.fetch_add(1, Relaxed);
+                    self.counts.metrics.transactions.inc();
                     letters.count_event();
                 }
             }

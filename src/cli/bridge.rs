@@ -80,7 +80,7 @@ impl BridgeArgs {
             let subtrees = blob::open_objects(&self.subtrees, &access, &options).await;
             let subtrees = subtrees.map_err(|error| Failure::new(format!("cannot open --subtrees: {error}")))?;
             let bodies = opening::open_event_bodies(&config).await?;
-            let counts = Arc::new(BridgeCounts::default());
+            let counts = Arc::new(BridgeCounts::register(&monitoring.metrics)?);
             let (tip, next_height) = watch::channel(None);
             let transactions = TransactionBridge {
                 broker: broker.clone(),
@@ -139,6 +139,7 @@ async fn report(counts: &BridgeCounts, health: &Health) -> std::convert::Infalli
     loop {
         tokio::time::sleep(REPORT_INTERVAL).await;
         health.set(Condition::ChainFed, counts.missing_block());
+        health.set(Condition::ObjectsReadable, counts.missing_subtree());
         let now = counts.describe();
         if now != last {
             tracing::info!("bridge: {now}");

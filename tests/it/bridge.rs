@@ -43,6 +43,7 @@ use utxo_store::{
     group::dead_letters::DeadLetterLimits,
     rng::SplitMix64,
     store::digest::survey,
+    telemetry::Metrics,
     tx::{
         Txid,
         block::{HEADER_LEN, MerkleRoot, Scan, ScanItem},
@@ -136,7 +137,7 @@ impl Reference {
             has_bodies: true,
             limits: DeadLetterLimits { consecutive: 5, ratio: 0.5 },
             begin_after: None,
-            counts: Arc::default(),
+            counts: Arc::new(BridgeCounts::register(&Metrics::new()).unwrap()),
             blocks: 0,
         }
     }
@@ -257,7 +258,11 @@ impl Reference {
                 nodes.insert(0, COINBASE_NODE);
             }
             let root = double_sha256([&number.to_le_bytes()[..], &[index as u8]]);
-            self.put_subtree(root, encode_subtree(root, &nodes, &[])).await;
+            let object = encode_subtree(root, &nodes, &[]);
+            match root[0] % 2 {
+                0 => self.put_subtree(root, object).await,
+                _ => self.put_file_of_the_reference(root, &object).await,
+            }
             hashes.push(root);
         }
         hashes
@@ -266,6 +271,13 @@ impl Reference {
     async fn put_subtree(&self, root: [u8; 32], object: Vec<u8>) {
         let path = Path::from(format!("{}.subtree", Txid(root)));
         self.objects.put(&path, PutPayload::from(object)).await.unwrap();
+    }
+
+    /// Puts a subtree as the reference writes its files by default: with a header, in a folder of two digits.
+    async fn put_file_of_the_reference(&self, root: [u8; 32], object: &[u8]) {
+        let name = Txid(root).to_string();
+        let path = Path::from(format!("{}/{name}.subtree", &name[..2]));
+        self.objects.put(&path, PutPayload::from([b"S-1.0   ", object].concat())).await.unwrap();
     }
 
     /// Produces a final block whose subtrees are there; returns its hash.
@@ -508,6 +520,9 @@ async fn a_block_that_cannot_become_an_event_ends_the_bridge() {
     let second = coinbase(2);
     reference.finalize(tip, 102, &second, &[vec![&first]]).await;
     let root = double_sha256([&reference.blocks.to_le_bytes()[..], &[0]]);
+    let name = Txid(root).to_string();
+    let in_folder = Path::from(format!("{}/{name}.subtree", &name[..2]));
+    drop(reference.objects.delete(&in_folder).await);
     let good = encode_subtree(root, &[COINBASE_NODE, first.txid.0], &[]);
     for (damaged, problem) in [
         (encode_subtree(root, &[COINBASE_NODE, [5; 32]], &[]), "have the merkle root"),
@@ -520,13 +535,19 @@ async fn a_block_that_cannot_become_an_event_ends_the_bridge() {
     }
     // A subtree that is written in part, or missing, is waited for.
     reference.put_subtree(root, good[..100].to_vec()).await;
+    reference.run_killed(Duration::from_secs(50)).await;
+    assert_eq!(reference.counts.missing_subtree(), None, "the wait is short");
     reference.run_killed(Duration::from_secs(600)).await;
-    let path = Path::from(format!("{}.subtree", Txid(root)));
-    reference.objects.delete(&path).await.unwrap();
+    let reported = reference.counts.missing_subtree().expect("the block has waited long");
+    assert!(reported.contains(&name) && reported.contains("it ends after 100 bytes"), "{reported}");
+    reference.objects.delete(&Path::from(format!("{name}.subtree"))).await.unwrap();
     reference.run_killed(Duration::from_secs(600)).await;
+    let reported = reference.counts.missing_subtree().expect("the block has waited long");
+    assert!(reported.contains(&format!("{name}.subtree")) && reported.contains("does not exist"), "{reported}");
     assert_eq!(reference.published("block-mined").await.len(), 1);
-    reference.put_subtree(root, good).await;
+    reference.put_file_of_the_reference(root, &good).await;
     reference.run_to_the_end().await.unwrap();
+    assert_eq!(reference.counts.missing_subtree(), None);
     assert_eq!(reference.published("block-mined").await.len(), 2);
 }
 
@@ -639,6 +660,20 @@ async fn the_bridge_begins_after_a_given_block() {
     reference.finalize(tips[6], 107, &coinbase(107), &[]).await;
     reference.run_to_the_end().await.unwrap();
     assert_eq!(reference.mined().await.len(), 4);
+}
+
+/// Protects: a bridge whose events are all deleted does not count from 1 again, under numbers that the chain has used.
+#[tokio::test(start_paused = true)]
+async fn a_bridge_whose_events_are_all_deleted_ends() {
+    let mut reference = Reference::beside(World::new().await).await;
+    let tip = reference.finalize([9; 32], 101, &coinbase(1), &[]).await;
+    reference.run_to_the_end().await.unwrap();
+    let own = TopicPartition { topic: "block-mined".into(), partition: 0 };
+    reference.world.broker.truncate(&own, 1).unwrap();
+    reference.finalize(tip, 102, &coinbase(2), &[]).await;
+    let error = reference.until_refused().await.to_string();
+    assert!(error.contains("have lost every event of the bridge"), "{error}");
+    assert_eq!(reference.world.end("block-mined", 0).await, 1, "nothing was published");
 }
 
 /// Protects: a topic that begins far below the given block does not end the bridge.
@@ -875,7 +910,9 @@ fn a_killed_bridge_continues_on_kafka() {
     let mut root = MerkleRoot::default();
     [coinbase.txid, made[0].txid].into_iter().for_each(|txid| root.push(txid));
     let subtree = encode_subtree([3; 32], &[COINBASE_NODE, made[0].txid.0], &[]);
-    fs::write(subtrees.join(format!("{}.subtree", Txid([3; 32]))), subtree).unwrap();
+    fs::create_dir(subtrees.join("03")).unwrap();
+    let file = subtrees.join(format!("03/{}.subtree", Txid([3; 32])));
+    fs::write(file, [b"S-1.0   ", &subtree[..]].concat()).unwrap();
     let block = block_message(&header([9; 32], root.finish().unwrap()), &[[3; 32]], &coinbase.extended, 1);
     produce(made[100..].iter().map(validation).chain([(blocks.as_str(), block)]).collect());
     let mut second = start("second.log");
@@ -886,6 +923,8 @@ fn a_killed_bridge_continues_on_kafka() {
     until("the bridge is ready", ready);
     until("every transaction is forwarded", || keys().len() == made.len());
     until("the block is forwarded", || bench.messages("block-mined", 0).len() == 1);
+    let metrics = run::get(fs::read_to_string(&address).unwrap().trim(), "/metrics");
+    assert!(metrics.contains("\nutxo_bridge_block_events_total 1\n"), "{metrics}");
     let signalled = Command::new("kill").arg(second.id().to_string()).status().unwrap();
     assert!(signalled.success() && second.wait().unwrap().success(), "SIGTERM ends the bridge in order");
     let at = |topic: &String, partition| TopicPartition { topic: topic.as_str().into(), partition };
