@@ -230,7 +230,8 @@ impl ChainFeed {
             let messages = read_or_reopen(&mut search, broker.as_ref(), &topic.topic, IDLE);
             let messages = match report_wait(&self.parts, FEED, messages).await {
                 Err(error) if error.kind == BrokerErrorKind::OutOfRange => {
-                    pass_deleted(&mut search, broker.as_ref(), &topic.topic, error).await?;
+                    let passed = pass_deleted(&mut search, broker.as_ref(), &topic.topic, error);
+                    report_wait(&self.parts, FEED, passed).await?;
                     Vec::new()
                 }
                 read => read?,

@@ -83,7 +83,7 @@ impl CommittedProgress {
     ) -> Result<ChainView, BrokerError> {
         let (low, high) = self.broker.watermarks(partition).await?;
         if next < low {
-            // Messages of unknown age were deleted before the chain had them.
+            // The owner of the chain has not passed over the deleted messages yet.
             return Ok(ChainView::Unknown);
         }
         if next >= high {

@@ -300,7 +300,11 @@ pub(super) async fn find_lost_offsets(
     for (topic, number, from) in first_offsets(offsets, state) {
         let partition = settings.partition(topic, number);
         let (low, high) = broker.watermarks(&partition).await?;
-        if from < low || from > high {
+        // The feed passes over deleted blocks and reorgs: what the chain needs of them shows as a missing sequence.
+        let is_passed_over = matches!(topic, Topic::BlockMined | Topic::Reorgs) && from < low;
+        if is_passed_over {
+            tracing::warn!(%partition, from, first = low, "snapshot: the topic has lost offsets of the feed");
+        } else if from < low || from > high {
             lost.push(format!(
                 "the snapshot needs {partition} from offset {from} on, and the topic holds {low} to {high}"
             ));

@@ -14,7 +14,10 @@ use utxo_store::{
         memory::MemoryEngine,
     },
     event::Validated,
-    group::dead_letters::DeadLetterLimits,
+    group::{
+        dead_letters::DeadLetterLimits,
+        missing_parent::{ChainProgress, ChainView},
+    },
     instance,
     record::{Rules, TxState},
     status::control::{ControlAnswer, PartitionCommand},
@@ -402,9 +405,12 @@ async fn deleted_blocks_are_produced_again_under_their_numbers() {
     let blocks = TopicPartition { topic: "block-mined".into(), partition: 0 };
     let (_, end) = world.broker.watermarks(&blocks).await.unwrap();
     world.broker.truncate(&blocks, end - 1).unwrap();
+    let view = async || world.chain_progress().view().await.unwrap();
+    assert_eq!(view().await, ChainView::Unknown, "no instance has passed over the deleted blocks");
     let running = world.start();
     pause().await;
     pause().await;
+    assert_ne!(view().await, ChainView::AtEnd, "a block waits behind the gap");
     let why = running.health.ready().reasons.remove("chain_fed").expect("two blocks are missing");
     assert!(why.starts_with("sequence 1 is missing: in `block-mined` 3 is next"), "{why}");
     mine_all().await;

@@ -252,6 +252,7 @@ fn foreign_headers_hide_no_dead_letter() {
         ("utxo-dead-letter-settled", "discarded"),
         ("utxo-dead-letter-stage", "none"),
         ("utxo-source-offset", "18446744073709551615"),
+        ("utxo-source-next-offset", "18446744073709551615"),
         ("utxo-source-timestamp-ms", "0"),
     ];
     let stranger = |count: usize, topic: &str, key: &[u8]| OutgoingMessage {

@@ -156,9 +156,11 @@ async fn check_offsets(
     match read_chain_state(&frontier) {
         Err(problem) => chain_problems.push(problem),
         Ok(state) if frontier.chain_commit.is_some() => {
-            let (block_mined, reorgs) = state.handled_offsets();
-            let feeds =
-                [(Topic::BlockMined, block_mined), (Topic::Reorgs, reorgs), (Topic::Decisions, state.decisions_from)];
+            let feeds = [
+                (Topic::BlockMined, state.block_mined_next),
+                (Topic::Reorgs, state.reorgs_next),
+                (Topic::Decisions, state.decisions_from),
+            ];
             for (topic, next) in feeds {
                 let at = settings.partition(topic, 0);
                 let (low, high) = broker.watermarks(&at).await?;

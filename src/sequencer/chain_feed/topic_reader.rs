@@ -18,35 +18,20 @@ pub(super) struct TopicReader {
     /// The message that the search has found, and its sequence. Valid while that sequence is the next one: the other
     /// topic may bring the sequence meanwhile.
     pub(super) found: Option<(u64, Message)>,
-    /// Deleted messages that this reader has passed over; `None`: the topic has lost none, or each deleted event is
-    /// known to be in the chain.
-    deleted: Option<DeletedRange>,
-}
-
-/// Messages of a topic that were deleted before the feed read them.
-struct DeletedRange {
-    /// The committed place of the feed stays here: an event of unknown age is missing.
-    next_offset: u64,
-    /// First offset behind the range.
-    end: u64,
 }
 
 impl TopicReader {
     pub(super) async fn open(broker: &dyn Broker, topic: &str, offset: u64) -> Result<Self, BrokerError> {
         let topic = TopicPartition { topic: topic.into(), partition: 0 };
         let reader = log_reader(broker, &topic, offset).await?;
-        let end = reader.position();
-        let deleted = (offset < end).then_some(DeletedRange { next_offset: offset, end });
-        Ok(TopicReader { topic, reader, heads: VecDeque::new(), search: None, found: None, deleted })
+        Ok(TopicReader { topic, reader, heads: VecDeque::new(), search: None, found: None })
     }
 
     /// Returns the next messages, or none after `wait`. Deleted messages are passed over.
     pub(super) async fn read(&mut self, broker: &dyn Broker, wait: Duration) -> Result<Vec<Message>, BrokerError> {
-        let next_offset = self.next_offset();
         match read_or_reopen(&mut self.reader, broker, &self.topic, wait).await {
             Err(error) if error.kind == BrokerErrorKind::OutOfRange => {
-                let end = pass_deleted(&mut self.reader, broker, &self.topic, error).await?;
-                self.deleted.get_or_insert(DeletedRange { next_offset, end }).end = end;
+                pass_deleted(&mut self.reader, broker, &self.topic, error).await?;
                 Ok(Vec::new())
             }
             read => read,
@@ -69,7 +54,6 @@ impl TopicReader {
     /// Removes and returns the message with the next sequence.
     pub(super) fn take(&mut self, next: u64) -> Option<Message> {
         match self.place_of(next) {
-            Some(0) => self.take_first().map(|(_, message)| message),
             Some(place) => self.heads.remove(place).map(|(_, message)| message),
             None => self.found.take_if(|(sequence, _)| *sequence == next).map(|(_, message)| message),
         }
@@ -79,15 +63,12 @@ impl TopicReader {
     /// `None`: no message was read, or the first one has no sequence.
     pub(super) fn take_first(&mut self) -> Option<(u64, Message)> {
         let (sequence, message) = self.heads.pop_front_if(|(sequence, _)| sequence.is_ok())?;
-        // The sequences of a topic rise: everything before this message is in the chain.
-        self.deleted.take_if(|deleted| deleted.end <= message.offset);
         Some((sequence.ok()?, message))
     }
 
     /// Returns the offset of the first message that is not copied, skipped or discarded.
     pub(super) fn next_offset(&self) -> u64 {
-        let first = self.heads.front().map_or_else(|| self.reader.position(), |(_, message)| message.offset);
-        self.deleted.as_ref().map_or(first, |deleted| deleted.next_offset)
+        self.heads.front().map_or_else(|| self.reader.position(), |(_, message)| message.offset)
     }
 }
 
@@ -108,7 +89,7 @@ pub(super) async fn log_reader(
     until_answered(|| broker.read(topic, offset.max(low))).await
 }
 
-/// Replaces a reader whose position the topic no longer holds by one at the first offset; returns the offset.
+/// Replaces a reader whose position the topic no longer holds by one at the first offset.
 ///
 /// # Errors
 /// `error`, where the topic still holds the position or ends before it.
@@ -117,8 +98,8 @@ pub(super) async fn pass_deleted(
     broker: &dyn Broker,
     topic: &TopicPartition,
     error: BrokerError,
-) -> Result<u64, BrokerError> {
+) -> Result<(), BrokerError> {
     let position = reader.position();
     *reader = log_reader(broker, topic, position).await?;
-    if reader.position() == position { Err(error) } else { Ok(reader.position()) }
+    if reader.position() == position { Err(error) } else { Ok(()) }
 }

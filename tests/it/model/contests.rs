@@ -18,6 +18,8 @@ use super::{
 
 /// Header of an event in the chain topic: the offset of the event in its own topic.
 const SOURCE_OFFSET: &str = "utxo-source-offset";
+/// Header of a copied event: the next offset of the feed in the topic that the event was copied from.
+const SOURCE_NEXT_OFFSET: &str = "utxo-source-next-offset";
 
 /// Topic, partition and offset of the message that a dead letter copies.
 type SourceMessage = (String, i32, u64);
@@ -291,8 +293,11 @@ impl Replay<'_> {
     fn check_fed_events(&mut self) {
         let logs = self.logs;
         for logged in logs.chain.iter().filter(|logged| sequence_of(logged).is_some()) {
-            let number = logged.message.headers.iter().find(|(name, _)| name == SOURCE_OFFSET);
-            let number = number.and_then(|(_, value)| std::str::from_utf8(value).ok()?.parse::<u64>().ok());
+            let header = |wanted| {
+                let (_, value) = logged.message.headers.iter().find(|(name, _)| name == wanted)?;
+                std::str::from_utf8(value).ok()?.parse::<u64>().ok()
+            };
+            let number = header(SOURCE_OFFSET);
             let same = |source: &&Logged| {
                 Some(source.message.offset) == number && source.message.payload == logged.message.payload
             };
@@ -300,6 +305,17 @@ impl Replay<'_> {
                 self.complain_of(
                     format!("chain offset {}", logged.message.offset),
                     "holds an event that is in no source topic",
+                );
+            }
+            let next = header(SOURCE_NEXT_OFFSET);
+            let is_left_out =
+                |source: &&Logged| Some(source.message.offset) < next && sequence_of(source) > sequence_of(logged);
+            let topic =
+                if logs.block_mined.iter().any(|source| same(&source)) { &logs.block_mined } else { &logs.reorgs };
+            if let Some(left_out) = topic.iter().find(is_left_out) {
+                self.complain_of(
+                    format!("chain offset {}", logged.message.offset),
+                    format!("names a next offset beyond offset {} of its source", left_out.message.offset),
                 );
             }
         }
