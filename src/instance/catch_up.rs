@@ -52,7 +52,7 @@ impl CatchUp {
             return Ok((parts, CatchUp::default()));
         }
         tracing::info!(until = ?restored.until, "instance: the store was restored and reads the log again");
-        parts.health.set(Condition::CaughtUp, Some(BEHIND.to_owned()));
+        parts.health.set(Condition::CaughtUp, is_behind(&restored).then(|| BEHIND.to_owned()));
         parts.store.engine = Arc::new(RestoredEngine::new(parts.store.engine.clone(), restored.snapshot));
         let ends = restored.ends();
         let (chain, all) = (Movement::to(ends.chain), Movement::to(sum_below(&ends, &ends)));
@@ -111,18 +111,23 @@ impl CatchUp {
 pub(crate) async fn report_catch_up(store: &StateStore, health: &Health) -> Infallible {
     loop {
         if let Ok(meta) = store.meta().await {
-            let is_behind = meta.is_some_and(|meta| meta.restored.is_some());
+            let is_behind = meta.and_then(|meta| meta.restored).is_some_and(|restored| is_behind(&restored));
             health.set(Condition::CaughtUp, is_behind.then(|| BEHIND.to_owned()));
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
+/// Returns whether a store before this one had read more of the log. An imported store has no store before it.
+fn is_behind(restored: &Restored) -> bool {
+    restored.is_loading || restored.ends() != ConsumedOffsets::default()
+}
+
 /// Time between two looks at the meta record of the store.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// Reason of a restored store that is behind.
-const BEHIND: &str = "the store was restored and reads the log again: its answers are older than those of the store \
-                      before it, until the lag is 0";
+const BEHIND: &str = "the store was restored, and has not read again what the store before it had read: its answers \
+                      are older than answers that were given";
 
 /// Returns the sum of the committed offsets, each of them as far as its end.
 fn sum_below(committed: &ConsumedOffsets, ends: &ConsumedOffsets) -> u64 {

@@ -131,7 +131,7 @@ impl Cause {
                 ("publish what the message names; the wait then ends", "docs/operating/halts-and-recovery.md")
             }
             Cause::CatchingUp => {
-                ("wait until the lag is 0; do not trust `unspent` before", "docs/operating/exits/restore-a-snapshot.md")
+                ("wait; do not trust `unspent` before the lag is 0", "docs/operating/exits/restore-a-snapshot.md")
             }
             Cause::Instance => ("read /health/ready, /state and the log of the instance", "docs/operating/monitor.md"),
             Cause::DamagedRecords => {
