@@ -32,6 +32,7 @@ use crate::{
 pub struct PendingCommand {
     id: [u8; 16],
     subject: Txid,
+    vout: Option<u32>,
     is_reconsider: bool,
     payload: Bytes,
 }
@@ -40,8 +41,10 @@ impl PendingCommand {
     /// Encodes a command with this id. The sequencer handles each id once: a repeated command changes nothing and gets
     /// the first result.
     pub fn new(id: [u8; 16], action: CommandAction<'_>) -> Self {
-        let (subject, is_reconsider) = (action.subject(), matches!(action, CommandAction::Reconsider { .. }));
-        PendingCommand { id, subject, is_reconsider, payload: Event::Command(Command { id, action }).encode().into() }
+        let is_reconsider = matches!(action, CommandAction::Reconsider { .. });
+        let (subject, vout) = (action.subject(), action.vout());
+        let payload = Event::Command(Command { id, action }).encode().into();
+        PendingCommand { id, subject, vout, is_reconsider, payload }
     }
 
     /// Encodes a command with a random id.
@@ -96,6 +99,9 @@ pub struct CommandAnswer {
     pub id: String,
     /// Transaction that the command names.
     pub txid: Txid,
+    /// Index of the output that the command names; `None`: the command names a whole transaction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vout: Option<u32>,
     /// Offset of the command in the chain log; `None`: the log has not acknowledged the command.
     pub chain_offset: Option<u64>,
     /// Result of the command.
@@ -134,9 +140,13 @@ impl fmt::Display for CommandOutcome {
 
 impl fmt::Display for CommandAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.txid)?;
+        if let Some(vout) = self.vout {
+            write!(f, ":{vout}")?;
+        }
         match self.chain_offset {
-            Some(offset) => write!(f, "{} (id {}, chain offset {offset}): {}", self.txid, self.id, self.outcome),
-            None => write!(f, "{} (id {}): {}", self.txid, self.id, self.outcome),
+            Some(offset) => write!(f, " (id {}, chain offset {offset}): {}", self.id, self.outcome),
+            None => write!(f, " (id {}): {}", self.id, self.outcome),
         }
     }
 }
@@ -273,6 +283,7 @@ impl<'a> CommandClient<'a> {
         let answer = |(command, at): (&PendingCommand, Result<Delivery, BrokerError>)| CommandAnswer {
             id: hex::encode(command.id),
             txid: command.subject,
+            vout: command.vout,
             chain_offset: at.as_ref().ok().map(|at| at.offset),
             is_client_unusable: at.as_ref().is_err_and(|error| error.kind.is_client_unusable()),
             outcome: match at {

@@ -138,6 +138,18 @@ declare! {
 }
 
 impl CommandAction<'_> {
+    /// Returns the index of the output that the command changes; `None`: the command changes a whole transaction.
+    pub fn vout(&self) -> Option<u32> {
+        match self {
+            CommandAction::Freeze { outpoint }
+            | CommandAction::Unfreeze { outpoint }
+            | CommandAction::FreezeUntil { outpoint, .. }
+            | CommandAction::Reassign { outpoint, .. }
+            | CommandAction::Unspend { outpoint, .. } => Some(outpoint.vout),
+            _ => None,
+        }
+    }
+
     /// Returns the transaction that the command changes.
     pub fn subject(&self) -> Txid {
         match self {

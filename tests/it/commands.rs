@@ -736,13 +736,19 @@ async fn a_client_is_answered_and_alert_commands_are_listed() {
         PendingCommand::new([2; 16], CommandAction::Reconsider { txid: seed.txid }),
         PendingCommand::new([3; 16], CommandAction::Lock { txid: Txid([9; 32]) }),
     ];
+    let answers_of = async |pending: &[PendingCommand]| {
+        submit_commands(&world.broker, &topics(), pending, Duration::from_secs(60)).await.unwrap()
+    };
     let submit = async |pending: &[PendingCommand]| {
-        let answers = submit_commands(&world.broker, &topics(), pending, Duration::from_secs(60)).await.unwrap();
-        answers.into_iter().map(|answer| answer.outcome).collect::<Vec<_>>()
+        answers_of(pending).await.into_iter().map(|answer| answer.outcome).collect::<Vec<_>>()
     };
     assert_eq!(submit(&pending[..1]).await, [CommandOutcome::Unanswered], "no instance is running");
     let running = world.start();
-    let answers = submit(&pending).await;
+    let answers = answers_of(&pending).await;
+    let lines: Vec<_> = answers.iter().map(ToString::to_string).collect();
+    assert!(lines[0].starts_with(&format!("{outpoint} (id 0101")), "the answer names the output: {}", lines[0]);
+    assert!(lines[1].starts_with(&format!("{} (id 0202", seed.txid)), "{}", lines[1]);
+    let answers: Vec<_> = answers.into_iter().map(|answer| answer.outcome).collect();
     assert_eq!(answers[..2], [CommandOutcome::Applied, CommandOutcome::Unchanged]);
     assert_eq!(world.results(2).await, [CommandResult::AlreadyApplied], "the outcomes have the answer, too");
     assert!(matches!(&answers[2], CommandOutcome::Refused { code, .. } if code == "TX_NOT_FOUND"), "{answers:?}");
