@@ -56,6 +56,25 @@ async fn assert_start_refused(world: &World, topic: &str) {
     assert_names_the_topic(&error.to_string(), topic);
 }
 
+/// Protects: while a topic is away, commits fail for that reason; once another topic has its name, readiness no longer
+/// says that the topic does not exist.
+#[tokio::test(start_paused = true)]
+async fn a_topic_that_was_away_is_not_said_to_be_away_for_good() {
+    let world = World::new().await;
+    let running = start_on(&world, FailingBroker::over(&world).0);
+    world.seed(1, 1).await;
+    world.until_consumed().await;
+    world.broker.delete_topic("txs");
+    pause().await;
+    let why = reason(&running, "offsets_committed").expect("commits fail");
+    assert!(why.contains("topic `txs` does not exist at the moment"), "{why}");
+    world.broker.create_topics(&[topic("txs")]).await.unwrap();
+    pause().await;
+    assert_names_the_topic(&reason(&running, "partitions_running").expect("readiness names the topic"), "txs");
+    assert_names_the_topic(&reason(&running, "offsets_committed").expect("nothing is committed"), "txs");
+    running.stop().await;
+}
+
 /// Three events are handled; then the topic is created again and holds more than three events. The first of them would
 /// be passed over, and the others read under offsets of the old topic.
 #[tokio::test(start_paused = true)]

@@ -400,7 +400,11 @@ impl GroupMember {
                 let why = match topics.filter(|_| self.other_topic.is_none()) {
                     // The offsets of one topic mean nothing in another.
                     None => return Ok(CommitStep::Settled),
-                    Some(Ok(TopicCheck::Other(why))) => return Ok(CommitStep::OtherTopic(why)),
+                    Some(Ok(TopicCheck::Other(why))) => {
+                        // The condition may still name a topic that was away for a while.
+                        self.commits.health.record_failure(&self.services.health, &why);
+                        return Ok(CommitStep::OtherTopic(why));
+                    }
                     Some(Ok(TopicCheck::Same)) => {
                         self.send(content);
                         return Ok(CommitStep::Settled);
