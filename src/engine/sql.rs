@@ -39,7 +39,7 @@ mod writer;
 
 #[cfg(feature = "sql")]
 pub use engine::SqlEngine;
-#[cfg(feature = "testkit")]
+#[cfg(all(feature = "sql", feature = "testkit"))]
 pub use postgres::SESSION as POSTGRES_SESSION;
 pub use settings::{OpenSqlError, SqlAccess, SqlDatabase, SqlSettings};
 
