@@ -7,6 +7,7 @@ use std::{
 
 use clap::Args;
 use indicatif::HumanCount;
+use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -95,14 +96,21 @@ impl MigrateArgs {
         let (shutdown, began) = (CancellationToken::new(), Instant::now());
         signals::cancel_on_signals(shutdown.clone())?;
         let progress = Spinner::start("{spinner} {msg}", "opening the stores");
+        if self.undo {
+            Box::pin(self.undo_copy(&config, from)).await?;
+            drop(progress);
+            let mut out = output::stdout();
+            match self.json {
+                true => output::write_json(&TimedReport::since(began, UndoReport { undone: true }), &mut out)?,
+                false => writeln!(out, "Set store.url to {from} and start `run`: no instance starts on the copy.")?,
+            }
+            return Ok(());
+        }
         let report = Box::pin(self.copy_stores(&config, from, &shutdown, &progress)).await?;
         drop(progress);
         let mut out = output::stdout();
         if self.json {
             return Ok(output::write_json(&TimedReport::since(began, report), &mut out)?);
-        }
-        if self.undo {
-            return Ok(writeln!(out, "Set store.url to {from} and start `run`: no instance starts on the copy.")?);
         }
         match report.had_ended {
             true => writeln!(out, "The migration had ended before.")?,
@@ -114,6 +122,23 @@ impl MigrateArgs {
             )?,
         }
         Ok(writeln!(out, "Set store.url to {} and start `run`: no instance starts on the source.", self.to)?)
+    }
+
+    /// Goes back to the source. Both stores exist: an empty store is not made where `--to` is mistyped.
+    async fn undo_copy(&self, config: &Config, from: &StoreUrl) -> CliResult {
+        if !self.no_group {
+            check_group(config).await?;
+        }
+        let open = async |url: &StoreUrl| {
+            let engine = engine::open_existing_url(url.clone(), &wiring::engine_options(config)).await?;
+            Ok::<_, Failure>(StateStore::new(engine, wiring::store_settings(config)))
+        };
+        let (source, copy) = (open(from).await?, open(&self.to).await?);
+        let lag = config.ingest.durability_lag_ms.map(Duration::from_millis);
+        let undone = undo_migration(MigratedStores { from: &source, to: &copy, lag }).await;
+        source.engine.close().await?;
+        copy.engine.close().await?;
+        Ok(undone?)
     }
 
     async fn copy_stores(
@@ -143,11 +168,6 @@ impl MigrateArgs {
                     });
                 };
                 let stores = MigratedStores { from: &source, to: &store, lag };
-                if self.undo {
-                    check_group().await?;
-                    undo_migration(stores).await?;
-                    return Ok(MigrateReport { resumed: false, had_ended: true, compared: 0 });
-                }
                 Ok(Box::pin(migrate(stores, check_group, shutdown, &on_progress)).await?)
             },
         );
@@ -155,6 +175,13 @@ impl MigrateArgs {
         source.engine.close().await?;
         copied
     }
+}
+
+/// Report of `migrate --undo`.
+#[derive(Debug, Serialize)]
+struct UndoReport {
+    /// The store of `--from` is in use again.
+    undone: bool,
 }
 
 /// Checks that no instance of the group runs.

@@ -146,15 +146,17 @@ async fn a_killed_migration_continues() {
     let source = beside(&world, engine.unwrap());
     copy(&world, &source).await.unwrap();
     source.store.engine.close().await.unwrap();
-    let run = |from: &str, to: &str| {
+    let command = |from: &str, to: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
         command.args(["migrate", "--no-group", "--json", "--from", from, "--to", to]);
         let settings = &world.store.settings;
         command.env("UTXO_STORE__STORE__NETWORK", settings.network.to_string());
         command.env("UTXO_STORE__STORE__UTXO_BATCH_SIZE", settings.utxo_batch_size.to_string());
         command.env("UTXO_STORE__STORE__BLOCK_HEIGHT_RETENTION", settings.rules.retention.to_string());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
     };
+    let run = |from: &str, to: &str| command(from, to).spawn().unwrap();
     let to = format!("sqlite://{}", folder.path().join("copy.sqlite").display());
     for kill in 0..20 {
         let mut child = run(&url("source"), &to);
@@ -178,6 +180,15 @@ async fn a_killed_migration_continues() {
     assert_eq!(same.status.code(), Some(2), "{}", String::from_utf8_lossy(&same.stderr));
     let absent = run(&url("nowhere"), &url("copy")).wait_with_output().unwrap();
     assert_eq!(absent.status.code(), Some(1), "{}", String::from_utf8_lossy(&absent.stderr));
+
+    let undo = |to: &str| command(&url("source"), to).arg("--undo").output().unwrap();
+    let mistyped = undo(&url("mistyped"));
+    assert_eq!(mistyped.status.code(), Some(1), "{}", String::from_utf8_lossy(&mistyped.stderr));
+    assert!(!folder.path().join("mistyped").exists(), "no store is made");
+    let undone = undo(&to);
+    assert!(undone.status.success(), "{}", String::from_utf8_lossy(&undone.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&undone.stdout).unwrap();
+    assert_eq!((&report["undone"], report.get("had_ended")), (&serde_json::Value::Bool(true), None));
 }
 
 /// A copy that is not compared yet is no store: an instance refuses it, and the same migration continues.
