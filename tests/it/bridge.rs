@@ -484,6 +484,55 @@ async fn a_chain_that_forks_becomes_reorgs_and_large_lists_become_objects() {
     assert_eq!(txids.next().await.unwrap(), []);
 }
 
+/// Targets of headers: a block of the second one takes 256 times the work.
+const TARGETS: [u32; 2] = [0x207f_ffff, 0x1f7f_ffff];
+
+/// A branch of one block has more work than a branch of two; later the other branch has more. The bridge is killed
+/// after each few milliseconds.
+/// Protects: each start finds the work of both branches in the messages, and continues with the same events.
+#[tokio::test(start_paused = true)]
+async fn kills_between_branches_of_different_work_change_no_event() {
+    let mut expected = None;
+    for life_ms in [None, Some(1), Some(2), Some(3), Some(5), Some(8), Some(13)] {
+        let reference = Reference::beside(World::new().await).await;
+        let mut coinbases = (1..).map(coinbase);
+        let mut finalize = async |previous, height, target: usize| {
+            let coinbase = coinbases.next().unwrap();
+            let mut root = MerkleRoot::default();
+            root.push(coinbase.txid);
+            let mut header = header(previous, root.finish().unwrap());
+            header[72..76].copy_from_slice(&TARGETS[target].to_le_bytes());
+            reference.produce(BLOCKS, 0, block_message(&header, &[], &coinbase.extended, height)).await;
+            double_sha256([&header[..]])
+        };
+        let base = finalize([9; 32], 101, 0).await;
+        let easy = finalize(base, 102, 0).await;
+        let easy = finalize(easy, 103, 0).await;
+        let heavy = finalize(base, 102, 1).await;
+        finalize(easy, 104, 0).await;
+        finalize(heavy, 103, 0).await;
+        let easy = finalize(easy, 104, 1).await;
+        finalize(easy, 105, 1).await;
+        if let Some(life_ms) = life_ms {
+            // A life that is too short for a start gets longer, so that the bridge gets on.
+            for life in 0..60 {
+                reference.run_killed(Duration::from_millis(life_ms + life / 6)).await;
+            }
+        }
+        reference.run_to_the_end().await.unwrap();
+        let mut events = Vec::new();
+        for topic in ["block-mined", "reorgs"] {
+            let mut published = reference.published(topic).await;
+            // A kill before the commit repeats an event.
+            let mut seen = BTreeSet::new();
+            published.retain(|event| seen.insert(event.clone()));
+            events.push(published);
+        }
+        assert_eq!(events[1].len(), 2, "to the heavy branch, and back");
+        assert_eq!(*expected.get_or_insert(events.clone()), events, "lives of {life_ms:?} ms");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_message_that_is_no_transaction_becomes_a_dead_letter() {
     let reference = Reference::beside(World::new().await).await;

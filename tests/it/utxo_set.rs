@@ -17,7 +17,7 @@ use utxo_store::{
     engine::{StoreUrl, memory::MemoryEngine},
     event::{Event, PartialOutput, PartialTxEvent},
     instance::InstanceError,
-    record::{StoredOutput, TxState, build::KnownOutput},
+    record::{Reason, StoredOutput, TxState, Verdict, build::KnownOutput},
     store::{
         StateStore,
         digest::{StateDigest, Survey, survey},
@@ -123,7 +123,16 @@ impl MadeSet {
 
     /// Returns outputs of coinbases that are spendable at the next block, as coins.
     fn mature_coins(&self) -> impl Iterator<Item = Coin> {
-        self.txs.values().filter(|tx| tx.coinbase && tx.height + 100 <= self.height).map(|tx| {
+        self.coinbase_coins(|height| height + 100 <= self.height)
+    }
+
+    /// Returns the output of a coinbase that is spendable one block after the next, as a coin.
+    fn immature_coin(&self) -> Coin {
+        self.coinbase_coins(|height| height + 100 == self.height + 2).next().expect("one block in a row is unspent")
+    }
+
+    fn coinbase_coins(&self, is_wanted: impl Fn(u32) -> bool) -> impl Iterator<Item = Coin> {
+        self.txs.values().filter(move |tx| tx.coinbase && is_wanted(tx.height)).map(|tx| {
             let KnownOutput { vout, output } = &tx.outputs[0];
             let outpoint = Outpoint { txid: tx.txid, vout: *vout };
             Coin { outpoint, satoshis: output.satoshis, script: output.script.to_vec() }
@@ -177,11 +186,13 @@ async fn check_import(world: &World, set: &MadeSet, content: &[u8]) -> StateDige
     digest
 }
 
-/// Runs an instance that spends an imported output and mines the spender.
+/// Runs an instance that spends an imported output and mines the spender. An imported coinbase keeps its maturity.
 async fn check_instance_continues(world: &World, set: &MadeSet) {
     let coin = set.mature_coins().next().unwrap();
     let payment = spend(std::slice::from_ref(&coin), 1, 9);
     world.validate_at(&payment, set.height + 1).await;
+    let early = spend(&[set.immature_coin()], 1, 8);
+    world.validate_at(&early, set.height + 1).await;
     let first = coinbase(set.height + 1);
     let block = MadeBlock { previous: set.block, ..MadeBlock::new(1, set.height + 1, &first, &[&payment]) };
     world.produce("block-mined", b"", block.mined(1, true)).await;
@@ -194,6 +205,8 @@ async fn check_instance_continues(world: &World, set: &MadeSet) {
     assert_eq!(state.status, SpendStatus::Spent(spender));
     let page = world.page(&payment).await.unwrap();
     assert_eq!(page.master.as_ref().unwrap().mined.len(), 1);
+    let state = world.page(&early).await.unwrap().state();
+    assert!(matches!(state, TxState::Conflicting(Verdict::Conflicting(Reason::Immature { input: 0 }))), "{state:?}");
     let chain = world.store.chain().await.unwrap();
     assert_eq!((chain.height, chain.hash), (set.height + 1, Some(block.hash)));
 }
