@@ -282,11 +282,13 @@ impl TestBed {
         Self::aerospike_at(brokers, || server.url())
     }
 
-    /// Makes one URL for each of the two stores.
+    /// Makes one URL for each of the two stores. `LAYOUT` is the layout of the live store; the rebuilt one has the
+    /// default, so that the comparison is one of layouts, too.
     fn aerospike_at(brokers: &str, url: impl Fn() -> String) -> Self {
         let mut testbed = TestBed::on(brokers);
         testbed.set("STORE__UTXO_BATCH_SIZE", "4");
-        testbed.use_store(url(), "blobs");
+        let layout = std::env::var("LAYOUT").map_or(String::new(), |layout| format!("&layout={layout}"));
+        testbed.use_store(format!("{}{layout}", url()), "blobs");
         testbed.set_rebuild_target(url(), "blobs-rebuilt");
         testbed
     }
