@@ -100,6 +100,10 @@ fn a_group_is_set_back_and_reads_again() {
     assert!(plan["unknown"][0].as_str().unwrap().starts_with("replay floor of the store: "), "{plan}");
     instance.signal("TERM");
     assert_eq!((instance.wait().code(), bench.committed()), (Some(0), 100));
+    until("both groups are empty", || {
+        let (_, plan) = run_json(replay(&["--from-timestamp", &since, "--dry-run"]));
+        plan["refused"] == serde_json::json!([])
+    });
 
     // A replay that is carried out.
     let (code, done) = run_json(replay(&["--from-timestamp", &since]));
