@@ -175,6 +175,7 @@ async fn end_restore(store: &StateStore, restored: &Restored, frontier: &Frontie
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{clock::Clock, record::MetaRecord, store::testing};
 
     #[test]
     fn a_grace_begins_after_the_last_movement() {
@@ -187,6 +188,32 @@ mod tests {
         assert_eq!(chain.observe(11, 600, wait), None, "what follows is no reading again");
         let mut chain = Movement::to(0);
         assert_eq!((chain.observe(0, 100, wait), chain.observe(1, 200, wait)), (Some(100), None));
+    }
+
+    /// Protects: a reader, which has no loop that reads the log, reports a restored store as behind, and an imported
+    /// store as ready.
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_reports_a_restored_store_until_it_has_caught_up() {
+        let store = testing::store(100);
+        StoreMeta::of(&store).open(false, [1; 16]).await.unwrap();
+        let health = Health::new(Clock::simulated(1_000), Duration::from_secs(600));
+        let until = ConsumedOffsets { chain: 7, ..ConsumedOffsets::default() };
+        let loading = Restored { is_loading: true, ..Restored::default() };
+        let restored = Restored { until, ..Restored::default() };
+        for (meta, is_met) in [
+            (None, true),
+            (Some(loading), false),
+            (Some(restored), false),
+            (Some(Restored::default()), true),
+            (None, true),
+        ] {
+            let meta = meta.map(Box::new);
+            let change = |record| Ok(MetaRecord { restored: meta.clone(), ..record });
+            StoreMeta::of(&store).change(change).await.unwrap();
+            let report = report_catch_up(&store, &health);
+            tokio::time::timeout(Duration::from_secs(1), report).await.unwrap_err();
+            assert_eq!(!health.is_unmet(Condition::CaughtUp), is_met, "{meta:?}");
+        }
     }
 
     #[test]
