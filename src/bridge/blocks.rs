@@ -129,7 +129,7 @@ impl BlockBridge {
     ) -> Result<(), BridgeError> {
         let broker = self.broker.as_ref();
         let start = committer.resume().await?;
-        let mut forwarder = Forwarder::resume(self, partition, start.read).await?;
+        let mut forwarder = Forwarder::resume(self, partition, start).await?;
         let (low, end) = until_answered(|| broker.watermarks(partition)).await?;
         // The messages before the committed offset give the branches; their events are published.
         let mut position = low.max(start.offset.saturating_sub(WINDOW));

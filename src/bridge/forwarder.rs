@@ -80,26 +80,24 @@ type WaitingBlocks = BTreeMap<u64, (Message, BlockMessage)>;
 
 impl<'a> Forwarder<'a> {
     /// Reads the last events that a bridge has published. Every sequence, local id and tip follows from the events, so
-    /// that a bridge which was killed behind an event continues after the event. `read` is the first message without a
-    /// dead letter of an earlier run.
+    /// that a bridge which was killed behind an event continues after the event.
     pub(super) async fn resume(
         bridge: &'a BlockBridge,
         partition: &'a TopicPartition,
-        read: u64,
+        start: SourceProgress,
     ) -> Result<Self, BridgeError> {
         let broker = bridge.broker.as_ref();
         let publisher = EventPublisher::open(broker, bridge.topics.clone()).await?;
         let places = (&bridge.topics, bridge.counts.as_ref());
-        let letters = BridgeDeadLetters::new(publisher.producer(), partition, places, bridge.dead_letter_limits, read);
+        let limits = bridge.dead_letter_limits;
+        let letters = BridgeDeadLetters::new(publisher.producer(), partition, places, limits, start.read);
         let (tree, waiting) = (BlockTree::new(bridge.begin_after), BTreeMap::new());
         let mut forwarder =
             Forwarder { bridge, partition, publisher, letters, tree, sequence: 0, waiting, missing: None };
         let mut events: BTreeMap<u64, NotedEvent> = BTreeMap::new();
-        let mut has_lost = false;
         for topic in [Topic::BlockMined, Topic::Reorgs] {
             let own = bridge.own_partition(topic);
             let (low, high) = until_answered(|| broker.watermarks(&own)).await?;
-            has_lost |= low > 0;
             let from = low.max(high.saturating_sub(2 * WINDOW));
             let mut range = LogRange::open(broker, &own, from, high).await?;
             while let Some(messages) = range.next().await? {
@@ -113,9 +111,10 @@ impl<'a> Forwarder<'a> {
                 }
             }
         }
-        if events.is_empty() && has_lost {
-            let name = |topic| bridge.topics.name(topic).to_owned();
-            return Err(BridgeError::LostEvents { block_mined: name(Topic::BlockMined), reorgs: name(Topic::Reorgs) });
+        let last = events.last_key_value().map_or(0, |(sequence, _)| *sequence);
+        if last < start.sequence {
+            // Another number for the next event would be one that the chain has used.
+            return Err(BridgeError::LostEvents { last, published: start.sequence });
         }
         for (sequence, event) in events {
             forwarder.add(sequence, event);
@@ -211,7 +210,7 @@ impl<'a> Forwarder<'a> {
     /// Returns the progress before the message `next`: a start reads the messages that wait again.
     pub(super) fn progress(&self, next: u64) -> SourceProgress {
         let first_waiting = self.waiting.first_key_value().map(|(offset, _)| *offset);
-        SourceProgress { offset: first_waiting.unwrap_or(next), read: next }
+        SourceProgress { offset: first_waiting.unwrap_or(next), read: next, sequence: self.sequence }
     }
 
     fn refuse(&self, offset: u64, problem: impl Into<String>) -> BridgeError {
@@ -433,12 +432,10 @@ impl<'a> Forwarder<'a> {
         let keys = [format!("{name}.subtree"), format!("{}/{name}.subtree", &name[..2])];
         let read = || async {
             let mut read = self.read_subtree_object(&keys[0], hash, is_first).await;
-            if let Err(SubtreeReadError::Object(ObjectError::Missing(_))) = read {
-                let in_folder = self.read_subtree_object(&keys[1], hash, is_first).await;
-                read = match in_folder {
-                    Err(SubtreeReadError::Object(ObjectError::Missing(_))) => read,
-                    found => found,
-                };
+            if read.is_err()
+                && let Ok(in_folder) = self.read_subtree_object(&keys[1], hash, is_first).await
+            {
+                read = Ok(in_folder);
             }
             let long_wait = read.as_ref().err().filter(|_| started.elapsed() >= SUBTREE_WAIT_LIMIT);
             self.bridge.counts.set_missing_subtree(long_wait.map(ToString::to_string));

@@ -130,10 +130,11 @@ pub enum BridgeError {
     #[error("{partition} offset {offset}: the block message cannot become an event: {problem}")]
     Block { partition: TopicPartition, offset: u64, problem: String },
     #[error(
-        "topics `{block_mined}` and `{reorgs}` have lost every event of the bridge, so that the next sequence is not \
-         known: new topics of blocks and a new store"
+        "the bridge has published events up to sequence {published}, and the topics of blocks and reorgs hold events \
+         up to sequence {last}: create new topics, and begin there with another --group, and with --after the last \
+         block of the store"
     )]
-    LostEvents { block_mined: String, reorgs: String },
+    LostEvents { last: u64, published: u64 },
     /// An own event cannot be read: another producer writes to the topic.
     #[error("{partition} offset {offset}: no event of a block; only the bridge may write to this topic")]
     ForeignEvent { partition: TopicPartition, offset: u64 },

@@ -31,6 +31,8 @@ pub(super) struct SourceProgress {
     pub(super) offset: u64,
     /// Next message that was never read. Messages between both offsets wait, or are handled.
     pub(super) read: u64,
+    /// Sequence of the last published event; 0: none, or a topic of transactions.
+    pub(super) sequence: u64,
 }
 
 impl<'a> SourceTopic<'a> {
@@ -89,7 +91,7 @@ impl<'a> Committer<'a> {
         let committed = until_answered(|| broker.committed(self.group, std::slice::from_ref(&self.partition))).await?;
         let Some(CommittedOffset { offset, metadata }) = committed.into_iter().next().flatten() else {
             let (low, _) = until_answered(|| broker.watermarks(&self.partition)).await?;
-            return Ok(SourceProgress { offset: low, read: low });
+            return Ok(SourceProgress { offset: low, read: low, sequence: 0 });
         };
         let field = |name: &str| metadata.split(' ').find_map(|field| field.strip_prefix(name));
         match (field("topic="), self.topic.id) {
@@ -98,7 +100,8 @@ impl<'a> Committer<'a> {
             }
             _ => {
                 let read = field("read=").and_then(|read| read.parse().ok()).unwrap_or(offset);
-                Ok(SourceProgress { offset, read })
+                let sequence = field("sequence=").and_then(|sequence| sequence.parse().ok()).unwrap_or(0);
+                Ok(SourceProgress { offset, read, sequence })
             }
         }
     }
@@ -141,8 +144,11 @@ impl<'a> Committer<'a> {
     /// Commits with the id of the topic, by which a start refuses the offsets of a topic that was created again.
     async fn commit(&mut self, progress: SourceProgress) -> Result<(), BridgeError> {
         self.last = Instant::now();
-        let SourceProgress { offset, read } = progress;
+        let SourceProgress { offset, read, sequence } = progress;
         let mut metadata = format!("read={read}");
+        if sequence > 0 {
+            metadata += &format!(" sequence={sequence}");
+        }
         if let Some(id) = self.topic.id {
             metadata = format!("topic={} {metadata}", hex::encode(id));
         }

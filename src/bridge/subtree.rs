@@ -9,8 +9,8 @@ use crate::tx::Txid;
 
 /// The txid of the placeholder for the coinbase.
 const PLACEHOLDER: [u8; 32] = [0xFF; 32];
-/// Header of the reference's files of this kind.
-const FILE_HEADER: &[u8; 8] = b"S-1.0   ";
+/// Headers of the reference's files of this kind: padded with spaces, and with zeros by older versions.
+const FILE_HEADERS: [&[u8; 8]; 2] = [b"S-1.0   ", b"S-1.0\0\0\0"];
 const HEADER_BYTES: usize = 56;
 const NODE_BYTES: usize = 48;
 
@@ -75,11 +75,11 @@ impl SubtreeParser {
         self.received += piece.len() as u64;
         let mut left = &bytes[..];
         if let Part::Start = self.part {
-            if left.len() < FILE_HEADER.len() {
+            if left.len() < FILE_HEADERS[0].len() {
                 self.rest = bytes;
                 return Ok(());
             }
-            left = left.strip_prefix(FILE_HEADER).unwrap_or(left);
+            left = FILE_HEADERS.iter().find_map(|header| left.strip_prefix(&header[..])).unwrap_or(left);
             self.part = Part::Header;
         }
         while let Some((field, after)) = left.split_at_checked(self.part.bytes()) {
@@ -197,9 +197,10 @@ mod tests {
     fn txids_are_read_from_pieces_of_any_size() {
         let object = encode_subtree(ROOT, &[PLACEHOLDER, [1; 32], [2; 32]], &[[1; 32]]);
         let expected = [[1; 32], [2; 32]].concat();
-        for object in [&object, &[FILE_HEADER, &object[..]].concat()] {
+        let files = FILE_HEADERS.map(|header| [&header[..], &object].concat());
+        for object in [&[object][..], &files].concat() {
             for piece in [1, 7, 48, 57, object.len()] {
-                assert_eq!(parse(object, true, piece), Ok(expected.clone()), "{piece}");
+                assert_eq!(parse(&object, true, piece), Ok(expected.clone()), "{piece}");
             }
         }
         assert_eq!(parse(&encode_subtree(ROOT, &[], &[]), false, 9), Ok(Vec::new()));

@@ -133,7 +133,9 @@ impl TransactionBridge {
         let mut position = start.offset;
         let mut reader = until_answered(|| broker.read(partition, position)).await?;
         loop {
-            committer.commit_in_time(SourceProgress { offset: position, read: position.max(start.read) }).await?;
+            committer
+                .commit_in_time(SourceProgress { offset: position, read: position.max(start.read), sequence: 0 })
+                .await?;
             let messages = read_or_reopen(&mut reader, broker, partition, READ_WAIT).await?;
             let end = reader.position();
             self.publish(&mut letters, messages).await?;

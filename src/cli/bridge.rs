@@ -40,8 +40,8 @@ pub struct BridgeArgs {
     /// Topic of the reference's final blocks, one partition
     #[arg(long, value_name = "TOPIC", default_value = "blocks-final")]
     blocks: String,
-    /// Place of the subtree objects (HASH.subtree): a URL as store.blobs.url accepts, reached by the settings of the
-    /// blob store
+    /// Place of the subtree objects (HASH.subtree, or in a folder of two digits): a URL as store.blobs.url accepts,
+    /// reached by the settings of the blob store
     #[arg(long, value_name = "URL")]
     subtrees: BlobUrl,
     /// Hash of the block before the first event, as explorers show it: for a store that was imported as of that block,
