@@ -98,7 +98,11 @@ pub fn find_retention(topic: Topic, config: &BTreeMap<String, String>, needed: &
             }
         }
         NeededLog::BeyondSnapshot(snapshot) => {
-            findings.problems.extend(snapshot.find_lost_offsets(topic));
+            let lost = snapshot.find_lost_offsets(topic);
+            // The feed passes over deleted blocks and reorgs.
+            let is_passed_over = matches!(topic, Topic::BlockMined | Topic::Reorgs) && !snapshot.needs_beyond(topic);
+            let list = if is_passed_over { &mut findings.cautions } else { &mut findings.problems };
+            list.extend(lost);
             if let Some(value) = limit(CLEANUP, "delete") {
                 findings.problems.push(format!(
                     "has {CLEANUP}={value}: a restored store reads every message beyond its snapshot, set \
@@ -162,6 +166,11 @@ impl RetentionFindings {
 }
 
 impl NewestSnapshot {
+    /// Returns whether the topic has lost its end: an offset that a restored store reads from is above it.
+    fn needs_beyond(&self, topic: Topic) -> bool {
+        self.partitions.iter().any(|needed| needed.topic == topic && needed.from > needed.high)
+    }
+
     /// Describes the first partition of the topic that does not hold the offset from which a restored store reads.
     fn find_lost_offsets(&self, topic: Topic) -> Option<String> {
         let name = &self.name;

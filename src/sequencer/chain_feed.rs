@@ -125,7 +125,9 @@ impl ChainFeed {
             parts: parts.clone(),
         };
         feed.skip_copied_events(handled).await?;
-        feed.progress.send_replace(feed.current_progress());
+        // The offsets of the state: where the feed has passed over deleted messages, the first report differs.
+        let (block_mined, reorgs) = (state.block_mined_next, state.reorgs_next);
+        feed.progress.send_replace(FeedProgress { block_mined, reorgs, ..feed.current_progress() });
         Ok(feed)
     }
 

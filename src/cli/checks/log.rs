@@ -186,7 +186,7 @@ async fn check_offsets(
         Finding::from_problems("offsets of the validated transactions", &validated_lag, &problems, &[])
             .with_cause(Cause::LostOffsets),
         Finding::from_problems("offsets of the chain", &chain_lag, &chain_problems, &chain_warnings)
-            .with_cause(Cause::LostOffsets),
+            .with_cause(if chain_problems.is_empty() { Cause::MissingInput } else { Cause::LostOffsets }),
         Finding::from_problems("halts", "no partition is halted", &[], &halts).with_cause(Cause::HaltedPartition),
         Finding::from_result("decisions", decisions.map(|()| "the decisions were made on this chain"))
             .with_cause(Cause::RecreatedTopic),

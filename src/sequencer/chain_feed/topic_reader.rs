@@ -81,12 +81,20 @@ pub(super) async fn log_reader(
     topic: &TopicPartition,
     offset: u64,
 ) -> Result<Box<dyn PartitionReader>, BrokerError> {
-    let (low, _) = until_answered(|| broker.watermarks(topic)).await?;
-    if offset < low {
-        tracing::warn!(%topic, offset, first = low, "chain feed: the topic no longer holds the next offset, continuing \
-            at its first; a missing sequence number is reported");
+    loop {
+        let (low, _) = until_answered(|| broker.watermarks(topic)).await?;
+        if offset < low {
+            tracing::warn!(%topic, offset, first = low, "chain feed: the topic no longer holds the next offset, \
+                continuing at its first; a missing sequence number is reported");
+        }
+        match until_answered(|| broker.read(topic, offset.max(low))).await {
+            // More messages were deleted since the look at the topic.
+            Err(error)
+                if error.kind == BrokerErrorKind::OutOfRange
+                    && until_answered(|| broker.watermarks(topic)).await?.0 > offset.max(low) => {}
+            opened => return opened,
+        }
     }
-    until_answered(|| broker.read(topic, offset.max(low))).await
 }
 
 /// Replaces a reader whose position the topic no longer holds by one at the first offset.
