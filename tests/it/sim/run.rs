@@ -216,7 +216,12 @@ impl<'a> Simulation<'a> {
 
     fn make_transaction(&self, id: u32, tx: &Tx) -> Made {
         match tx {
-            Tx::Seed { outputs } => World::partial(id as u8, *outputs as usize),
+            Tx::Seed { outputs } => {
+                let mut made = World::partial(id as u8, *outputs as usize);
+                // Ids above 255 would have the tags of the first seeds.
+                made.txid.0[31] ^= (id >> 8) as u8;
+                made
+            }
             Tx::Coinbase => coinbase_of(1_000 + id),
             Tx::Spend { inputs, outputs } => spend(&self.coins(inputs), *outputs as usize, id as u8),
         }
