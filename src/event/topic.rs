@@ -43,6 +43,11 @@ impl Topic {
         }
     }
 
+    /// Returns whether the feed of the chain copies the events of the topic, and passes over deleted messages.
+    pub const fn is_fed(self) -> bool {
+        matches!(self, Topic::BlockMined | Topic::Reorgs)
+    }
+
     /// Returns whether the topic has one order of events, and so exactly one partition.
     pub const fn is_single_partition(self) -> bool {
         match self {

@@ -100,7 +100,7 @@ pub fn find_retention(topic: Topic, config: &BTreeMap<String, String>, needed: &
         NeededLog::BeyondSnapshot(snapshot) => {
             let lost = snapshot.find_lost_offsets(topic);
             // The feed passes over deleted blocks and reorgs.
-            let is_passed_over = matches!(topic, Topic::BlockMined | Topic::Reorgs) && !snapshot.needs_beyond(topic);
+            let is_passed_over = topic.is_fed() && !snapshot.needs_beyond(topic);
             let list = if is_passed_over { &mut findings.cautions } else { &mut findings.problems };
             list.extend(lost);
             if let Some(value) = limit(CLEANUP, "delete") {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::{sync::watch, time::Instant};
-use topic_reader::{TopicReader, log_reader, pass_deleted};
+use topic_reader::{TopicReader, log_reader, read_passing_deleted};
 
 use crate::{
     broker::{
@@ -197,7 +197,7 @@ impl ChainFeed {
                 FeedTopic::BlockMined => &mut self.block_mined,
                 FeedTopic::Reorgs => &mut self.reorgs,
             };
-            let next = topic.read(self.parts.broker.as_ref(), wait);
+            let next = read_passing_deleted(&mut topic.reader, self.parts.broker.as_ref(), &topic.topic, wait);
             let messages = report_wait(&self.parts, FEED, next).await?;
             if !messages.is_empty() {
                 // Messages of another topic with the same name are not copied.
@@ -229,15 +229,8 @@ impl ChainFeed {
                     report_wait(&self.parts, FEED, log_reader(broker.as_ref(), &topic.topic, from)).await?
                 }
             };
-            let messages = read_or_reopen(&mut search, broker.as_ref(), &topic.topic, IDLE);
-            let messages = match report_wait(&self.parts, FEED, messages).await {
-                Err(error) if error.kind == BrokerErrorKind::OutOfRange => {
-                    let passed = pass_deleted(&mut search, broker.as_ref(), &topic.topic, error);
-                    report_wait(&self.parts, FEED, passed).await?;
-                    Vec::new()
-                }
-                read => read?,
-            };
+            let messages = read_passing_deleted(&mut search, broker.as_ref(), &topic.topic, IDLE);
+            let messages = report_wait(&self.parts, FEED, messages).await?;
             if !messages.is_empty() {
                 report_wait(&self.parts, FEED, self.parts.guard.confirm(&self.parts.topics.fed())).await?;
             }

@@ -301,7 +301,7 @@ pub(super) async fn find_lost_offsets(
         let partition = settings.partition(topic, number);
         let (low, high) = broker.watermarks(&partition).await?;
         // The feed passes over deleted blocks and reorgs: what the chain needs of them shows as a missing sequence.
-        let is_passed_over = matches!(topic, Topic::BlockMined | Topic::Reorgs) && from < low;
+        let is_passed_over = topic.is_fed() && from < low;
         if is_passed_over {
             tracing::warn!(%partition, from, first = low, "snapshot: the topic has lost offsets of the feed");
         } else if from < low || from > high {

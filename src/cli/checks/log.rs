@@ -166,7 +166,7 @@ async fn check_offsets(
                 let (low, high) = broker.watermarks(&at).await?;
                 let committed = Some(CommittedOffset { offset: next, metadata: String::new() });
                 let position = GroupPosition { at, low, high, committed };
-                match feed_position_warning(&position).filter(|_| topic != Topic::Decisions) {
+                match feed_position_warning(&position).filter(|_| topic.is_fed()) {
                     Some(warning) => chain_warnings.push(warning),
                     None => chain_problems.extend(chain_position_problem(&chain_group, &position)),
                 }

@@ -27,17 +27,6 @@ impl TopicReader {
         Ok(TopicReader { topic, reader, heads: VecDeque::new(), search: None, found: None })
     }
 
-    /// Returns the next messages, or none after `wait`. Deleted messages are passed over.
-    pub(super) async fn read(&mut self, broker: &dyn Broker, wait: Duration) -> Result<Vec<Message>, BrokerError> {
-        match read_or_reopen(&mut self.reader, broker, &self.topic, wait).await {
-            Err(error) if error.kind == BrokerErrorKind::OutOfRange => {
-                pass_deleted(&mut self.reader, broker, &self.topic, error).await?;
-                Ok(Vec::new())
-            }
-            read => read,
-        }
-    }
-
     /// Returns `next` where a message has that sequence, and else the sequence of the first message.
     pub(super) fn head(&self, next: u64) -> Option<u64> {
         let is_found = self.found.as_ref().is_some_and(|(sequence, _)| *sequence == next);
@@ -97,17 +86,20 @@ pub(super) async fn log_reader(
     }
 }
 
-/// Replaces a reader whose position the topic no longer holds by one at the first offset.
-///
-/// # Errors
-/// `error`, where the topic still holds the position or ends before it.
-pub(super) async fn pass_deleted(
+/// Returns the next messages, or none after `wait`. Messages that were deleted before the reader came to them are
+/// passed over, as by [`log_reader`].
+pub(super) async fn read_passing_deleted(
     reader: &mut Box<dyn PartitionReader>,
     broker: &dyn Broker,
     topic: &TopicPartition,
-    error: BrokerError,
-) -> Result<(), BrokerError> {
-    let position = reader.position();
-    *reader = log_reader(broker, topic, position).await?;
-    if reader.position() == position { Err(error) } else { Ok(()) }
+    wait: Duration,
+) -> Result<Vec<Message>, BrokerError> {
+    match read_or_reopen(reader, broker, topic, wait).await {
+        Err(error) if error.kind == BrokerErrorKind::OutOfRange => {
+            let position = reader.position();
+            *reader = log_reader(broker, topic, position).await?;
+            if reader.position() == position { Err(error) } else { Ok(Vec::new()) }
+        }
+        read => read,
+    }
 }
