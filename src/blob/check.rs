@@ -1,6 +1,6 @@
 //! Checks of a blob's bytes against the blob's name.
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, PartialTx,
@@ -30,6 +30,12 @@ impl From<ParseError> for Damage {
     }
 }
 
+impl From<OutputsError> for Damage {
+    fn from(error: OutputsError) -> Self {
+        Damage(format!("the stored content is no list of outputs: {error}"))
+    }
+}
+
 pub(super) fn blob_error(
     kind: BlobErrorKind,
     operation: &'static str,
@@ -48,7 +54,11 @@ pub(super) async fn verify_content(name: BlobName, blob: Bytes) -> Result<Bytes,
             verify_txid(found, name)?;
             end
         }
-        BlobKind::Outputs => verify_outputs(name, PartialTx::decode_until_end(&bytes))?.1,
+        BlobKind::Outputs => {
+            let (partial, end) = PartialTx::decode_until_end(&bytes)?;
+            verify_owner(partial, name)?;
+            end
+        }
     };
     let content = bytes.slice(..end);
     verify_checksum(name, has_header, &checksum_of(&content).await, &bytes[end..])?;
@@ -105,16 +115,13 @@ pub(super) fn verify_txid(streamed: StreamedTransaction, name: BlobName) -> Resu
 
 /// Decodes the outputs of the transaction that the blob's name states.
 pub(super) fn decode_outputs(name: BlobName, bytes: &Bytes) -> Result<PartialTx, Damage> {
-    verify_outputs(name, PartialTx::decode(bytes).map(|partial| (partial, ()))).map(|(partial, ())| partial)
+    verify_owner(PartialTx::decode(bytes)?, name)
 }
 
-fn verify_outputs<T>(name: BlobName, decoded: Result<(PartialTx, T), OutputsError>) -> Result<(PartialTx, T), Damage> {
-    match decoded {
-        Ok((partial, _)) if partial.txid != name.txid => {
-            Err(Damage(format!("the stored outputs belong to {}", partial.txid)))
-        }
-        Ok(decoded) => Ok(decoded),
-        Err(error) => Err(Damage(format!("the stored content is no list of outputs: {error}"))),
+fn verify_owner(partial: PartialTx, name: BlobName) -> Result<PartialTx, Damage> {
+    match partial.txid {
+        found if found == name.txid => Ok(partial),
+        found => Err(Damage(format!("the stored outputs belong to {found}"))),
     }
 }
 
@@ -135,24 +142,18 @@ pub(super) async fn check_tx(name: BlobName, bytes: &Bytes) -> Result<(), BlobEr
 
 /// Returns whether a stored blob, ours or the reference's, has the content of `blob` and no damage.
 pub(super) async fn is_same(kind: BlobKind, mut stored: ObjectStream, blob: &Framed) -> Result<bool, BlobError> {
-    let Some(sections) = expected_sections(kind, blob, stored.len) else { return Ok(false) };
-    let mut sections = sections.into_iter();
-    let mut expected = sections.next().unwrap_or_default();
+    let Some([first, second]) = expected_sections(kind, blob, stored.len) else { return Ok(false) };
+    let mut expected = first.chain(second);
     while let Some(piece) = stored.next().await? {
         let mut piece = &piece[..];
         while !piece.is_empty() {
-            let len = piece.len().min(expected.len());
-            if piece[..len] != expected[..len] {
+            let len = piece.len().min(expected.chunk().len());
+            if len == 0 || piece[..len] != expected.chunk()[..len] {
                 return Ok(false);
             }
-            (piece, expected) = (&piece[len..], &expected[len..]);
-            if expected.is_empty() {
-                match sections.next() {
-                    Some(next) => expected = next,
-                    None => return Ok(piece.is_empty()),
-                }
-            }
+            expected.advance(len);
+            piece = &piece[len..];
         }
     }
-    Ok(expected.is_empty())
+    Ok(!expected.has_remaining())
 }

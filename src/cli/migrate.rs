@@ -129,11 +129,7 @@ impl MigrateArgs {
         if !self.no_group {
             check_group(config).await?;
         }
-        let open = async |url: &StoreUrl| {
-            let engine = engine::open_existing_url(url.clone(), &wiring::engine_options(config)).await?;
-            Ok::<_, Failure>(StateStore::new(engine, wiring::store_settings(config)))
-        };
-        let (source, copy) = (open(from).await?, open(&self.to).await?);
+        let (source, copy) = (open_existing(config, from).await?, open_existing(config, &self.to).await?);
         let lag = config.ingest.durability_lag_ms.map(Duration::from_millis);
         let undone = undo_migration(MigratedStores { from: &source, to: &copy, lag }).await;
         source.engine.close().await?;
@@ -150,8 +146,7 @@ impl MigrateArgs {
     ) -> Result<MigrateReport, Failure> {
         let monitoring = Monitoring::new(config);
         let blobs = opening::open_blobs(config, Intent::Write, &monitoring.metrics).await?;
-        let source = engine::open_existing_url(from.clone(), &wiring::engine_options(config)).await?;
-        let source = StateStore::new(source, wiring::store_settings(config)).with_blobs(blobs.clone());
+        let source = open_existing(config, from).await?.with_blobs(blobs.clone());
         let copied = opening::with_store(
             config,
             &self.to,
@@ -182,6 +177,12 @@ impl MigrateArgs {
 struct UndoReport {
     /// The store of `--from` is in use again.
     undone: bool,
+}
+
+/// Opens a store that exists, without its blob store.
+async fn open_existing(config: &Config, url: &StoreUrl) -> Result<StateStore, Failure> {
+    let engine = engine::open_existing_url(url.clone(), &wiring::engine_options(config)).await?;
+    Ok(StateStore::new(engine, wiring::store_settings(config)))
 }
 
 /// Checks that no instance of the group runs.
