@@ -181,7 +181,7 @@ impl Case {
         let mut page = pages(method_index, number, self.outputs).master;
         // The body of a wide transaction is in the blob store, as the documents advise.
         let bins = page.master.as_mut().filter(|_| self.outputs > 128);
-        if let Some(body) = bins.and_then(|bins| bins.body.replace(Body::External(Blob::First))) {
+        if let Some(body) = bins.and_then(|bins| bins.body.replace(Body::External(Blob::First(None)))) {
             page.amount_sizes = body.amount_sizes(self.outputs as usize);
         }
         page

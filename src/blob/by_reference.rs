@@ -11,8 +11,8 @@ use bytes::Bytes;
 
 use super::{
     BlobError, BlobErrorKind, BlobName, BlobStore, PartialTx, PutOutcome, Reuse,
-    check::{blob_error, check_tx},
-    frame::checksum_of,
+    check::{self, blob_error, check_tx},
+    frame::HashedContent,
     store::{encode_outputs, to_outputs, to_stored_outputs},
 };
 use crate::{
@@ -24,29 +24,28 @@ use crate::{
 impl BlobStore {
     /// Stores a transaction unless the same bytes are stored, and returns the reference to its blob. Idempotent: the
     /// same bytes always give the same reference.
+    ///
+    /// # Errors
+    /// See [`BlobErrorKind`]: `Invalid` if the bytes are not that transaction in extended format (a coinbase may be in
+    /// standard format).
     pub async fn store_tx(&self, txid: Txid, bytes: Bytes) -> Result<Blob, BlobError> {
-        if is_first(self.put_tx(txid, bytes.clone()).await)? {
-            return Ok(Blob::First);
-        }
         self.measure(BlobOperation::PutTx, async {
-            let content = checksum_of(&bytes).await;
-            let name = BlobName::tx(txid).with_content_hash(content);
+            let name = BlobName::tx(txid);
             check_tx(name, &bytes).await?;
-            self.store_other(name, bytes).await.map(|()| Blob::Other(content))
+            Box::pin(self.store(name, HashedContent::new(bytes).await)).await
         })
         .await
     }
 
-    /// Returns the bytes of a transaction in the blob that `blob` refers to; `None`: no such blob exists.
+    /// Returns the bytes of a transaction in the blob that `blob` refers to; `None`: no such blob exists. The whole
+    /// blob is in memory; [`load_tx_outputs`](Self::load_tx_outputs) reads single outputs with less.
     pub async fn load_tx(&self, txid: Txid, blob: Blob, reuse: Reuse) -> Result<Option<Bytes>, BlobError> {
-        if blob == Blob::First {
-            return self.get_tx(txid, reuse).await;
-        }
-        self.measure(BlobOperation::GetTx, self.blobs().read(BlobName::tx(txid).of_blob(blob))).await
+        self.measure(BlobOperation::GetTx, self.read_tx(BlobName::tx(txid).of_blob(blob), reuse)).await
     }
 
-    /// Returns the outputs `vouts` of a transaction in the blob that `blob` refers to, read as by
-    /// [`tx_outputs`](Self::tx_outputs); `None`: no such blob exists.
+    /// Returns those of the outputs `vouts` that the transaction has in the blob that `blob` refers to; `None`: no such
+    /// blob exists. The whole blob is read and verified. One mebibyte is in memory at a time, unless reuse is likely
+    /// and the blob fits into the cache.
     pub async fn load_tx_outputs(
         &self,
         txid: Txid,
@@ -54,23 +53,28 @@ impl BlobStore {
         vouts: &[u32],
         reuse: Reuse,
     ) -> Result<Option<BTreeMap<u32, StoredOutput>>, BlobError> {
-        if blob == Blob::First {
-            return self.tx_outputs(txid, vouts, reuse).await;
-        }
-        let streamed = self.blobs().stream_tx(BlobName::tx(txid).of_blob(blob), vouts);
-        Ok(self.measure(BlobOperation::GetTx, streamed).await?.map(to_stored_outputs))
+        self.measure(BlobOperation::GetTx, async {
+            let name = BlobName::tx(txid).of_blob(blob);
+            match self.read_cacheable(name, reuse).await? {
+                Some(bytes) => {
+                    let found = check::parse_transaction(&bytes, vouts).await;
+                    Ok(Some(to_stored_outputs(found.map_err(|damage| damage.into_error(name))?)))
+                }
+                None => Ok(Box::pin(self.blobs().stream_tx(name, vouts)).await?.map(to_stored_outputs)),
+            }
+        })
+        .await
     }
 
     /// Stores the known outputs of a partial transaction unless the same outputs are stored, and returns the reference
     /// to their blob.
+    ///
+    /// # Errors
+    /// See [`BlobErrorKind`]: `Invalid` if the outputs cannot be encoded.
     pub async fn store_outputs(&self, partial: &PartialTx) -> Result<Blob, BlobError> {
-        if is_first(self.put_outputs(partial).await)? {
-            return Ok(Blob::First);
-        }
         self.measure(BlobOperation::PutOutputs, async {
             let (name, bytes) = encode_outputs(partial)?;
-            let content = checksum_of(&bytes).await;
-            self.store_other(name.with_content_hash(content), bytes).await.map(|()| Blob::Other(content))
+            Box::pin(self.store(name, HashedContent::new(bytes).await)).await
         })
         .await
     }
@@ -82,9 +86,14 @@ impl BlobStore {
         self.measure(BlobOperation::GetOutputs, read).await
     }
 
-    async fn store_other(&self, name: BlobName, bytes: Bytes) -> Result<(), BlobError> {
-        match self.put(name, bytes).await? {
-            PutOutcome::Stored | PutOutcome::AlreadyStored => Ok(()),
+    /// Stores a content as the first blob of its transaction, or by its hash where the first blob has other content.
+    async fn store(&self, name: BlobName, content: HashedContent) -> Result<Blob, BlobError> {
+        if is_first(self.put(name, &content).await)? {
+            return Ok(Blob::First(Some(content.hash)));
+        }
+        let other = Blob::Other(content.hash);
+        match self.put(name.of_blob(other), &content).await? {
+            PutOutcome::Stored | PutOutcome::AlreadyStored => Ok(other),
             PutOutcome::OtherStored => {
                 Err(blob_error(BlobErrorKind::Corrupt, "write", name, "the stored content does not match its name"))
             }
@@ -131,9 +140,8 @@ fn is_first(put: Result<PutOutcome, BlobError>) -> Result<bool, BlobError> {
 mod tests {
     use super::*;
     use crate::blob::{
-        conformance::transaction,
+        conformance::{hash_of, transaction},
         fault::{BlobFault, FaultStore},
-        frame::Framed,
     };
 
     /// Builds the same transaction with another claimed amount.
@@ -147,7 +155,7 @@ mod tests {
         let (txid, first) = tx_claiming(1);
         let others = [tx_claiming(77).1, tx_claiming(78).1];
         let blob = store.store_tx(txid, first.clone()).await.unwrap();
-        assert_eq!(blob, Blob::First);
+        assert_eq!(blob, Blob::First(Some(hash_of(&first))));
         let mut stored = vec![(blob, first)];
         for other in others {
             let blob = store.store_tx(txid, other.clone()).await.unwrap();
@@ -171,10 +179,11 @@ mod tests {
             outputs: vec![(2, StoredOutput { satoshis, script: Bytes::from_static(b"\x51") })],
         };
         let (first, other) = (partial(1), partial(2));
-        assert_eq!(store.store_outputs(&first).await.unwrap(), Blob::First);
+        let stored = store.store_outputs(&first).await.unwrap();
+        assert_eq!(stored, Blob::First(Some(hash_of(&first.encode().unwrap()))));
         let blob = store.store_outputs(&other).await.unwrap();
         assert_eq!(store.store_outputs(&other).await.unwrap(), blob);
-        assert_eq!(store.load_outputs(first.txid, Blob::First).await.unwrap(), Some(first));
+        assert_eq!(store.load_outputs(first.txid, stored).await.unwrap(), Some(first));
         assert_eq!(store.load_outputs(other.txid, blob).await.unwrap(), Some(other));
     }
 
@@ -205,7 +214,10 @@ mod tests {
             assert!(matches!(blob, Blob::Other(_)));
             assert_eq!(store.load_tx(txid, blob, Reuse::Unlikely).await.unwrap().as_ref(), Some(&bytes));
         }
-        assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap_err().kind, BlobErrorKind::Corrupt);
+        assert_eq!(
+            store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap_err().kind,
+            BlobErrorKind::Corrupt
+        );
     }
 
     #[tokio::test]
@@ -217,9 +229,8 @@ mod tests {
         let Blob::Other(content) = store.store_tx(txid, other.clone()).await.unwrap() else {
             panic!("stored as the first blob")
         };
-        let name = BlobName::tx(txid).with_content_hash(content);
-        let moved = Framed::new(first).await.whole();
-        object_store::ObjectStoreExt::put(objects.as_ref(), &name.path(), moved).await.unwrap();
+        let name = BlobName::tx(txid).of_blob(Blob::Other(content));
+        object_store::ObjectStoreExt::put(objects.as_ref(), &name.path(), first.into()).await.unwrap();
         let read = store.load_tx(txid, Blob::Other(content), Reuse::Unlikely).await.unwrap_err();
         let written = store.store_tx(txid, other).await.unwrap_err();
         assert_eq!([read.kind, written.kind], [BlobErrorKind::Corrupt; 2]);

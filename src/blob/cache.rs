@@ -6,10 +6,9 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use tokio::{sync::OnceCell, time::Instant};
 
-use super::BlobError;
+use super::{BlobError, frame::HashedContent};
 use crate::tx::Txid;
 
 /// Holds transactions for a fixed time after they were read. The oldest entry is dropped first when room is needed.
@@ -22,7 +21,7 @@ pub(super) struct Cache {
 
 #[derive(Debug, Default)]
 struct CacheEntries {
-    bytes: HashMap<Txid, (Bytes, Instant)>,
+    contents: HashMap<Txid, (HashedContent, Instant)>,
     /// Insertions, oldest first; a transaction that was inserted twice is in the queue twice.
     order: VecDeque<(Txid, Instant)>,
     size: usize,
@@ -30,7 +29,7 @@ struct CacheEntries {
 }
 
 /// Result of a read; `None`: the blob does not exist.
-type ReadResult = Result<Option<Bytes>, BlobError>;
+type ReadResult = Result<Option<HashedContent>, BlobError>;
 type SharedRead = Arc<OnceCell<ReadResult>>;
 
 impl Cache {
@@ -44,23 +43,23 @@ impl Cache {
         bytes <= self.limit as u64
     }
 
-    pub fn get(&self, txid: &Txid) -> Option<Bytes> {
+    pub fn get(&self, txid: &Txid) -> Option<HashedContent> {
         let mut entries = self.entries();
         entries.expire(self.max_age);
-        entries.bytes.get(txid).map(|(bytes, _)| bytes.clone())
+        entries.contents.get(txid).map(|(content, _)| content.clone())
     }
 
-    /// Returns the cached bytes, or runs `read` and caches its bytes. Concurrent callers share one read and its
+    /// Returns the cached content, or runs `read` and caches its content. Concurrent callers share one read and its
     /// failure; with a store that does not answer, they would otherwise time out one after the other.
     pub async fn get_or_read(&self, txid: Txid, read: impl Future<Output = ReadResult>) -> ReadResult {
-        if let Some(bytes) = self.get(&txid) {
-            return Ok(Some(bytes));
+        if let Some(content) = self.get(&txid) {
+            return Ok(Some(content));
         }
         let shared = self.entries().reads.entry(txid).or_default().clone();
         let pending = PendingRead { cache: self, txid, read: shared };
         let answer = pending.read.get_or_init(|| read).await.clone();
-        if let Ok(Some(bytes)) = &answer {
-            pending.insert(bytes);
+        if let Ok(Some(content)) = &answer {
+            pending.insert(content);
         }
         answer
     }
@@ -82,16 +81,17 @@ impl CacheEntries {
         self.reads.get(txid).is_some_and(|current| Arc::ptr_eq(current, read))
     }
 
-    fn insert(&mut self, txid: Txid, bytes: Bytes, limit: usize, max_age: Duration) {
-        if bytes.len() > limit {
+    fn insert(&mut self, txid: Txid, content: HashedContent, limit: usize, max_age: Duration) {
+        let len = content.bytes.len();
+        if len > limit {
             return;
         }
         self.expire(max_age);
         self.remove(&txid);
-        while self.size + bytes.len() > limit && self.drop_oldest() {}
+        while self.size + len > limit && self.drop_oldest() {}
         let now = Instant::now();
-        self.size += bytes.len();
-        self.bytes.insert(txid, (bytes, now));
+        self.size += len;
+        self.contents.insert(txid, (content, now));
         self.order.push_back((txid, now));
     }
 
@@ -104,15 +104,15 @@ impl CacheEntries {
     /// Drops the oldest insertion; returns `false` if the queue is empty.
     fn drop_oldest(&mut self) -> bool {
         let Some((txid, since)) = self.order.pop_front() else { return false };
-        if self.bytes.get(&txid).is_some_and(|(_, at)| *at == since) {
+        if self.contents.get(&txid).is_some_and(|(_, at)| *at == since) {
             self.remove(&txid);
         }
         true
     }
 
     fn remove(&mut self, txid: &Txid) {
-        if let Some((bytes, _)) = self.bytes.remove(txid) {
-            self.size -= bytes.len();
+        if let Some((content, _)) = self.contents.remove(txid) {
+            self.size -= content.bytes.len();
         }
     }
 }
@@ -125,11 +125,11 @@ struct PendingRead<'c> {
 }
 
 impl PendingRead<'_> {
-    /// Caches the bytes unless the transaction was removed while it was read.
-    fn insert(&self, bytes: &Bytes) {
+    /// Caches the content unless the transaction was removed while it was read.
+    fn insert(&self, content: &HashedContent) {
         let mut entries = self.cache.entries();
         if entries.is_reading(&self.txid, &self.read) {
-            entries.insert(self.txid, bytes.clone(), self.cache.limit, self.cache.max_age);
+            entries.insert(self.txid, content.clone(), self.cache.limit, self.cache.max_age);
         }
     }
 }
@@ -157,12 +157,12 @@ mod tests {
         Txid([number; 32])
     }
 
-    fn bytes(len: usize) -> Bytes {
-        vec![1; len].into()
+    fn content(len: usize) -> HashedContent {
+        HashedContent { bytes: vec![1; len].into(), hash: [1; 32] }
     }
 
     fn put(cache: &Cache, number: u8, len: usize) {
-        cache.entries().insert(txid(number), bytes(len), cache.limit, cache.max_age);
+        cache.entries().insert(txid(number), content(len), cache.limit, cache.max_age);
     }
 
     #[tokio::test(start_paused = true)]
@@ -171,9 +171,9 @@ mod tests {
         put(&cache, 1, 10);
         tokio::time::advance(MAX_AGE / 2).await;
         put(&cache, 2, 20);
-        assert_eq!(cache.get(&txid(1)), Some(bytes(10)));
+        assert_eq!(cache.get(&txid(1)), Some(content(10)));
         tokio::time::advance(MAX_AGE / 2).await;
-        assert_eq!((cache.get(&txid(1)), cache.get(&txid(2))), (None, Some(bytes(20))));
+        assert_eq!((cache.get(&txid(1)), cache.get(&txid(2))), (None, Some(content(20))));
         assert_eq!(cache.entries().size, 20);
         cache.remove(&txid(2));
         assert_eq!((cache.get(&txid(2)), cache.entries().size), (None, 0));
@@ -204,15 +204,15 @@ mod tests {
         let (send, wait) = tokio::sync::oneshot::channel::<()>();
         let first = cache.get_or_read(txid(1), async {
             wait.await.unwrap();
-            Ok(Some(bytes(10)))
+            Ok(Some(content(10)))
         });
         let second = cache.get_or_read(txid(1), async { panic!("read twice") });
         tokio::pin!(first, second);
         assert!(first.as_mut().now_or_never().is_none());
         assert!(second.as_mut().now_or_never().is_none());
         send.send(()).unwrap();
-        assert_eq!(tokio::join!(first, second), (Ok(Some(bytes(10))), Ok(Some(bytes(10)))));
-        assert_eq!(cache.get(&txid(1)), Some(bytes(10)));
+        assert_eq!(tokio::join!(first, second), (Ok(Some(content(10))), Ok(Some(content(10)))));
+        assert_eq!(cache.get(&txid(1)), Some(content(10)));
         assert!(cache.entries().reads.is_empty());
     }
 
@@ -227,9 +227,9 @@ mod tests {
         assert!(cache.entries().reads.is_empty());
         let removed = cache.get_or_read(txid(1), async {
             cache.remove(&txid(1));
-            Ok(Some(bytes(10)))
+            Ok(Some(content(10)))
         });
-        assert_eq!(removed.await, Ok(Some(bytes(10))));
+        assert_eq!(removed.await, Ok(Some(content(10))));
         assert_eq!(cache.get(&txid(1)), None);
         assert_eq!(cache.get_or_read(txid(1), async { Ok(None) }).await, Ok(None));
         assert!(cache.entries().reads.is_empty());

@@ -4,7 +4,7 @@ use bytes::{Buf, Bytes};
 
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, PartialTx,
-    frame::{Framed, TxBlobReader, checksum_of, expected_sections, split_header, verify_checksum},
+    frame::{HashedContent, TxBlobReader, expected_sections, split_header, verify_checksum},
     outputs::OutputsError,
     requests::{ObjectStream, PIECE_BYTES},
 };
@@ -46,7 +46,7 @@ pub(super) fn blob_error(
 }
 
 /// Verifies a blob that was read whole, and returns its content.
-pub(super) async fn verify_content(name: BlobName, blob: Bytes) -> Result<Bytes, Damage> {
+pub(super) async fn verify_content(name: BlobName, blob: Bytes) -> Result<HashedContent, Damage> {
     let (has_header, bytes) = split_header(name.kind, &blob);
     let end = match name.kind {
         BlobKind::Tx => {
@@ -60,8 +60,8 @@ pub(super) async fn verify_content(name: BlobName, blob: Bytes) -> Result<Bytes,
             end
         }
     };
-    let content = bytes.slice(..end);
-    verify_checksum(name, has_header, &checksum_of(&content).await, &bytes[end..])?;
+    let content = HashedContent::new(bytes.slice(..end)).await;
+    verify_checksum(name, has_header, &content.hash, &bytes[end..])?;
     Ok(content)
 }
 
@@ -140,9 +140,13 @@ pub(super) async fn check_tx(name: BlobName, bytes: &Bytes) -> Result<(), BlobEr
     Err(blob_error(BlobErrorKind::Invalid, "write", name, problem))
 }
 
-/// Returns whether a stored blob, ours or the reference's, has the content of `blob` and no damage.
-pub(super) async fn is_same(kind: BlobKind, mut stored: ObjectStream, blob: &Framed) -> Result<bool, BlobError> {
-    let Some([first, second]) = expected_sections(kind, blob, stored.len) else { return Ok(false) };
+/// Returns whether a stored blob, in any of its forms, has this content and no damage.
+pub(super) async fn is_same(
+    kind: BlobKind,
+    mut stored: ObjectStream,
+    content: &HashedContent,
+) -> Result<bool, BlobError> {
+    let Some([first, second]) = expected_sections(kind, content, stored.len) else { return Ok(false) };
     let mut expected = first.chain(second);
     while let Some(piece) = stored.next().await? {
         let mut piece = &piece[..];

@@ -6,14 +6,12 @@
 
 use std::sync::OnceLock;
 
-use bytes::Bytes;
-use object_store::path::Path;
+use object_store::{PutPayload, path::Path};
 
 use super::{
     BlobError, BlobErrorKind, BlobName, OpenBlobError,
     check::blob_error,
     directory::BlobDirectory,
-    frame::Framed,
     requests::{CreateOutcome, Requests},
 };
 
@@ -70,9 +68,8 @@ impl Mark {
         Path::from(MARK)
     }
 
-    fn encode(store_id: [u8; 16]) -> Framed {
-        let text = format!("{LAYOUT}\nstore {}\n", hex::encode(store_id));
-        Framed { content: Bytes::from(text), checksum: Bytes::new() }
+    fn encode(store_id: [u8; 16]) -> PutPayload {
+        format!("{LAYOUT}\nstore {}\n", hex::encode(store_id)).into()
     }
 }
 
@@ -214,7 +211,7 @@ impl BlobPlace {
         if self.requests.create(&path, &mark).await? == CreateOutcome::New {
             return Err(overwrites("write"));
         }
-        let len = mark.len() as u64;
+        let len = mark.content_length() as u64;
         if writes_in_parts && self.requests.copy_if_absent(&path, &path, len).await? == CreateOutcome::New {
             return Err(overwrites("copy"));
         }
@@ -244,11 +241,13 @@ fn require_owner(url: &str, found: Option<Mark>) -> Result<[u8; 16], OpenBlobErr
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     #[test]
     fn a_mark_is_readable_text_that_names_the_owner() {
-        let text = Bytes::from(Mark::encode([0xab; 16]).whole());
+        let text = Bytes::from(Mark::encode([0xab; 16]));
         assert_eq!(text, "utxo-store blobs, layout 1\nstore abababababababababababababababab\n");
         assert_eq!(Mark::parse(&text), Mark::OwnedBy([0xab; 16]));
         for other in [&b""[..], b"utxo-store blobs, layout 1\n", b"utxo-store blobs, layout 2\nstore ab\n", b"\xff"] {

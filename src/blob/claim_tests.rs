@@ -15,6 +15,7 @@ use super::{
     fault::{BlobFault, FaultStore},
     *,
 };
+use crate::record::Blob;
 
 const OURS: [u8; 16] = [1; 16];
 const THEIRS: [u8; 16] = [2; 16];
@@ -86,13 +87,13 @@ async fn an_unclaimed_store_denies_writes_and_reports_no_blob_as_absent() {
     for store in [writer(root.path()).await, server(objects, None)] {
         for error in [
             store.put_tx(txid, bytes.clone()).await.unwrap_err(),
-            store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
+            store.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap_err(),
             store.delete(BlobName::tx(txid)).await.unwrap_err(),
         ] {
             assert!(error.kind == BlobErrorKind::Denied && error.message.contains("is not claimed"), "{error}");
         }
         store.claim(OURS, false).await.unwrap();
-        assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), None);
+        assert_eq!(store.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap(), None);
         assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::Stored);
     }
 }
@@ -182,8 +183,8 @@ async fn a_store_is_unavailable_while_its_place_is_empty_or_anothers() {
 
     writer(&root).await.claim(THEIRS, true).await.unwrap();
     for error in [
-        store.get_tx(txid, Reuse::Unlikely).await.unwrap_err(),
-        reader.get_tx(txid, Reuse::Unlikely).await.unwrap_err(),
+        store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap_err(),
+        reader.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap_err(),
         store.put_tx(txid, bytes.clone()).await.unwrap_err(),
     ] {
         assert!(error.kind == BlobErrorKind::Denied && error.message.contains(&hex::encode(THEIRS)), "{error}");
@@ -239,5 +240,5 @@ async fn a_claim_removes_the_staged_files_of_killed_writers_once_they_are_old() 
     assert!(staged(1).exists(), "a reader changes nothing");
     writer(root.path()).await.claim(OURS, false).await.unwrap();
     assert_eq!((1..=3).map(|number| staged(number).exists()).collect::<Vec<_>>(), [false, true, true]);
-    assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
+    assert_eq!(store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap(), Some(bytes));
 }

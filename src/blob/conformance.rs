@@ -9,11 +9,44 @@ use std::{collections::BTreeMap, future::Future, pin::Pin, time::Duration};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use super::{BlobError, BlobErrorKind, BlobName, BlobStore, PartialTx, PutOutcome, Reuse};
+use super::{
+    BlobError, BlobErrorKind, BlobName, BlobStore, PartialTx, PutOutcome, Reuse, check::check_tx, frame::HashedContent,
+    store::encode_outputs,
+};
 use crate::{
-    record::StoredOutput,
+    record::{Blob, StoredOutput},
+    telemetry::BlobOperation,
     tx::{Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
+
+/// Puts of the first blob alone, which tell what a put has done.
+impl BlobStore {
+    /// Stores a transaction as the first blob of its txid, unless one exists. The format is extended; a coinbase may be
+    /// in standard format.
+    ///
+    /// # Errors
+    /// See [`BlobErrorKind`]: `Invalid` if the bytes are not that transaction, `Corrupt` if the stored bytes are not.
+    pub async fn put_tx(&self, txid: Txid, bytes: Bytes) -> Result<PutOutcome, BlobError> {
+        self.measure(BlobOperation::PutTx, async {
+            let name = BlobName::tx(txid);
+            check_tx(name, &bytes).await?;
+            Box::pin(self.put(name, &HashedContent::new(bytes).await)).await
+        })
+        .await
+    }
+
+    /// Stores the known outputs of a partial transaction as the first blob of its txid, unless one exists.
+    ///
+    /// # Errors
+    /// See [`BlobErrorKind`]: `Invalid` if the outputs cannot be encoded, `Corrupt` if the stored bytes are no outputs.
+    pub async fn put_outputs(&self, partial: &PartialTx) -> Result<PutOutcome, BlobError> {
+        self.measure(BlobOperation::PutOutputs, async {
+            let (name, bytes) = encode_outputs(partial)?;
+            Box::pin(self.put(name, &HashedContent::new(bytes).await)).await
+        })
+        .await
+    }
+}
 
 /// A named check. Each check uses transactions of its own, so that all can run on one store.
 #[derive(Clone, Copy)]
@@ -138,8 +171,9 @@ impl BlobBench {
     }
 
     async fn expect_get_tx(&self, txid: Txid, expected: Option<&Bytes>) {
+        let blob = Blob::First(expected.map(hash_of));
         for reuse in [Reuse::Unlikely, Reuse::Likely, Reuse::Likely] {
-            let (found, _) = self.retry(|| self.store.get_tx(txid, reuse)).await;
+            let (found, _) = self.retry(|| self.store.load_tx(txid, blob, reuse)).await;
             let len = found.as_ref().map(Bytes::len);
             assert!(found.as_ref() == expected, "{}: {txid} read as {len:?} bytes that were not put", self.check);
         }
@@ -148,6 +182,11 @@ impl BlobBench {
     async fn exists(&self, name: BlobName) -> bool {
         self.retry(|| self.store.exists(name)).await.0
     }
+}
+
+/// Returns the hash that a record of these bytes has.
+pub fn hash_of(bytes: &Bytes) -> [u8; 32] {
+    *blake3::hash(bytes).as_bytes()
 }
 
 async fn get_returns_the_bytes_of_put(bench: BlobBench) {
@@ -175,7 +214,7 @@ async fn large_blobs(bench: BlobBench) {
 
     let transaction = Transaction::parse(&bytes).expect("parsed before");
     let all: Vec<Output<'_>> = transaction.outputs().collect();
-    let last = outputs - 1;
+    let (last, blob) = (outputs - 1, Blob::First(Some(hash_of(&bytes))));
     for wanted in [&[][..], &[0, last, last / 2], &[outputs, u32::MAX]] {
         let expected: BTreeMap<u32, StoredOutput> = wanted
             .iter()
@@ -185,7 +224,7 @@ async fn large_blobs(bench: BlobBench) {
             })
             .collect();
         for reuse in [Reuse::Unlikely, Reuse::Likely, Reuse::Likely] {
-            let (found, _) = bench.retry(|| bench.store.tx_outputs(txid, wanted, reuse)).await;
+            let (found, _) = bench.retry(|| bench.store.load_tx_outputs(txid, blob, wanted, reuse)).await;
             assert_eq!(found.as_ref(), Some(&expected), "{}: {wanted:?} {reuse:?}", bench.check);
         }
     }
@@ -218,9 +257,9 @@ async fn absent_blobs(bench: BlobBench) {
         bench.retry(|| bench.store.delete(name)).await;
     }
     for reuse in [Reuse::Unlikely, Reuse::Likely] {
-        assert_eq!(bench.retry(|| bench.store.tx_outputs(txid, &[0], reuse)).await.0, None);
+        assert_eq!(bench.retry(|| bench.store.load_tx_outputs(txid, Blob::First(None), &[0], reuse)).await.0, None);
     }
-    assert_eq!(bench.retry(|| bench.store.get_outputs(txid)).await.0, None);
+    assert_eq!(bench.retry(|| bench.store.load_outputs(txid, Blob::First(None))).await.0, None);
 }
 
 async fn mismatched_bytes_are_refused(bench: BlobBench) {
@@ -251,7 +290,7 @@ async fn partial_transactions(bench: BlobBench) {
     put(first.clone(), PutOutcome::Stored).await;
     put(first.clone(), PutOutcome::AlreadyStored).await;
     put(second, PutOutcome::OtherStored).await;
-    assert_eq!(bench.retry(|| bench.store.get_outputs(txid)).await.0, Some(first));
+    assert_eq!(bench.retry(|| bench.store.load_outputs(txid, Blob::First(None))).await.0, Some(first));
     bench.expect_get_tx(txid, None).await;
 }
 

@@ -4,12 +4,12 @@
 use std::{path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
-use object_store::{ObjectStore, path::Path};
+use object_store::{ObjectStore, PutPayload, path::Path};
 
 use super::{
     BlobError, BlobErrorKind, BlobOptions,
     directory::sync_file_and_folders,
-    frame::{Framed, checksum_of},
+    frame::checksum_of,
     objects::ObjectError,
     requests::{CreateOutcome, Requests},
 };
@@ -144,9 +144,9 @@ impl EventBodies {
         // A repeat finds its body stored. The comparison comes first, because a server receives the whole body before
         // the server refuses a conditional write.
         if !self.is_stored(&reference).await? {
-            let object = Framed { content: body, checksum: Bytes::new() };
+            let object = PutPayload::from(body);
             let path = Path::from(reference.key.as_str());
-            match self.part_bytes.filter(|part| object.len() > *part) {
+            match self.part_bytes.filter(|part| object.content_length() > *part) {
                 Some(part) => self.requests.overwrite_in_parts(&path, &object, part).await?,
                 None => {
                     let created = self.requests.create(&path, &object).await?;

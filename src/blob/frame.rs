@@ -1,8 +1,9 @@
-//! Bytes of a blob: the content, followed by the BLAKE3 of the content. The checksum is needed because a txid does not
-//! commit to all of a `.tx` and to nothing of a `.outputs`: the txid cannot detect damage there.
+//! Bytes of a blob: eight bytes of header and the content, as in the files of the reference system. The record has the
+//! BLAKE3 of the content, because a txid does not commit to all of a `.tx` and to nothing of a `.outputs`: the txid
+//! cannot detect damage there.
 //!
-//! A blob of the reference system has eight bytes of header before the content, and no checksum. Such a blob is read,
-//! and verified by its txid alone.
+//! A blob of an early version of this store has no header, and the BLAKE3 of the content behind the content. Such a
+//! blob is read, as is a blob without either.
 
 use bytes::Bytes;
 use object_store::PutPayload;
@@ -19,8 +20,8 @@ const CHECKSUM_BYTES: usize = blake3::OUT_LEN;
 /// Number of bytes of the reference's header.
 const HEADER_BYTES: usize = 8;
 
-/// Returns the headers of the reference system's files of this kind: padded with spaces, and as earlier versions of the
-/// reference padded.
+/// Returns the headers of files of this kind: padded with spaces, as this store and the reference system write, and
+/// padded with zeros, as earlier versions of the reference wrote.
 fn headers_of(kind: BlobKind) -> [&'static [u8; HEADER_BYTES]; 2] {
     match kind {
         BlobKind::Tx => [b"T-1.0   ", b"T-1.0\0\0\0"],
@@ -40,42 +41,23 @@ pub(super) async fn checksum_of(content: &Bytes) -> [u8; CHECKSUM_BYTES] {
     *hasher.finalize().as_bytes()
 }
 
-/// A blob to be stored. Only the mark of a store has no checksum, so that people can read and write the mark.
-#[derive(Debug, Clone)]
-pub(super) struct Framed {
-    pub content: Bytes,
-    pub checksum: Bytes,
+/// Content of a blob to be stored, with its BLAKE3.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HashedContent {
+    pub bytes: Bytes,
+    pub hash: [u8; CHECKSUM_BYTES],
 }
 
-impl Framed {
-    /// Computes the checksum of `content`.
-    pub async fn new(content: Bytes) -> Self {
-        let checksum = Bytes::copy_from_slice(&checksum_of(&content).await);
-        Framed { content, checksum }
+impl HashedContent {
+    /// Computes the BLAKE3 of `bytes`.
+    pub async fn new(bytes: Bytes) -> Self {
+        let hash = checksum_of(&bytes).await;
+        HashedContent { bytes, hash }
     }
 
-    /// Returns the length of content and checksum in bytes.
-    pub fn len(&self) -> usize {
-        self.content.len() + self.checksum.len()
-    }
-
-    /// Splits the blob into parts of `len` bytes without copying; only the last part may be shorter.
-    pub fn parts(&self, len: usize) -> impl Iterator<Item = PutPayload> {
-        (0..self.len()).step_by(len.max(1)).map(move |at| self.part(at, self.len().min(at.saturating_add(len))))
-    }
-
-    /// Returns the whole blob as one part.
-    pub fn whole(&self) -> PutPayload {
-        self.part(0, self.len())
-    }
-
-    fn part(&self, from: usize, to: usize) -> PutPayload {
-        let content = self.content.len();
-        let both = [
-            self.content.slice(from.min(content)..to.min(content)),
-            self.checksum.slice(from.max(content) - content..to.max(content) - content),
-        ];
-        both.into_iter().filter(|bytes| !bytes.is_empty()).collect()
+    /// Returns the blob: the header of this kind, and the content, without copying the content.
+    pub fn blob(&self, kind: BlobKind) -> PutPayload {
+        [Bytes::from_static(headers_of(kind)[0]), self.bytes.clone()].into_iter().collect()
     }
 }
 
@@ -85,17 +67,16 @@ pub(super) fn split_header(kind: BlobKind, blob: &Bytes) -> (bool, Bytes) {
     (has_header, if has_header { blob.slice(HEADER_BYTES..) } else { blob.clone() })
 }
 
-/// Compares the bytes behind a content with the checksum of the content. A blob of the reference has a header and no
-/// checksum.
+/// Compares the BLAKE3 of a content with the hash in the record, and with the checksum behind the content where the
+/// blob has one. A blob with neither is verified by its txid alone.
 pub(super) fn verify_checksum(
     name: BlobName,
     has_header: bool,
     computed: &[u8; CHECKSUM_BYTES],
     stored: &[u8],
 ) -> Result<(), Damage> {
-    let matches_stored = if has_header { stored.is_empty() } else { stored == computed };
-    let matches_name = name.content_hash.is_none_or(|hash| hash == *computed);
-    if matches_stored && matches_name { Ok(()) } else { Err(Damage::checksum_mismatch()) }
+    let matches_stored = stored.is_empty() || (!has_header && stored == computed);
+    if matches_stored && name.matches_hash(computed) { Ok(()) } else { Err(Damage::checksum_mismatch()) }
 }
 
 /// Reads a `.tx` piece by piece: separates the transaction from header or checksum, and verifies them.
@@ -172,17 +153,18 @@ impl TxBlobReader {
     }
 }
 
-/// Returns the sections that a blob of `len` bytes with the content of `blob` has, ours or the reference's; `None`: no
-/// blob with this content is so long.
-pub(super) fn expected_sections(kind: BlobKind, blob: &Framed, len: u64) -> Option<[&[u8]; 2]> {
-    let forms = [[&blob.content[..], &blob.checksum[..]], [&headers_of(kind)[0][..], &blob.content[..]]];
+/// Returns the sections that a blob of `len` bytes with this content has, in one of its forms; `None`: no blob with
+/// this content is so long.
+pub(super) fn expected_sections(kind: BlobKind, content: &HashedContent, len: u64) -> Option<[&[u8]; 2]> {
+    let bytes = &content.bytes[..];
+    let forms = [[&headers_of(kind)[0][..], bytes], [bytes, &content.hash], [bytes, &[]]];
     forms.into_iter().find(|form| form.iter().map(|section| section.len() as u64).sum::<u64>() == len)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{blob::conformance::transaction, tx::Txid};
+    use crate::{blob::conformance::transaction, record::Blob, tx::Txid};
 
     fn read(name: BlobName, bytes: &[u8], len: usize) -> Option<Vec<u8>> {
         let mut reader = TxBlobReader::new(TransactionStream::new(bytes.len() as u64, []));
@@ -193,52 +175,62 @@ mod tests {
         reader.finish(name).ok().map(|_| content)
     }
 
-    /// Returns a transaction, and the blobs that may hold the transaction: ours, and two of the reference.
-    async fn blobs() -> (Txid, Bytes, [Vec<u8>; 3]) {
+    /// Returns a transaction, and the blobs that may hold the transaction: the content alone, with a checksum behind,
+    /// and with each header.
+    fn blobs() -> (Txid, Bytes, [Vec<u8>; 4]) {
         let (txid, content) = transaction(1, 2, 3, 7);
-        let framed = Framed::new(content.clone()).await;
-        let ours = Bytes::from(framed.whole()).to_vec();
-        for len in 1..ours.len() + 2 {
-            let parts: Vec<Bytes> = framed.parts(len).map(Bytes::from).collect();
-            assert_eq!(parts.concat(), ours);
-            let (last, others) = parts.split_last().unwrap();
-            assert!(last.len() <= len && others.iter().all(|part| part.len() == len), "only the last may be shorter");
-        }
-        assert_eq!(ours, [&content[..], blake3::hash(&content).as_bytes()].concat());
+        let with_checksum = [&content[..], blake3::hash(&content).as_bytes()].concat();
         let [spaces, zeros] = headers_of(BlobKind::Tx).map(|header| [&header[..], &content].concat());
-        (txid, content, [ours, spaces, zeros])
+        (txid, content.clone(), [content.to_vec(), with_checksum, spaces, zeros])
     }
 
-    #[tokio::test]
-    async fn blobs_of_both_systems_are_read_in_pieces_of_any_size() {
-        let (txid, content, blobs) = blobs().await;
+    fn with_hash(txid: Txid, hash: [u8; 32]) -> [BlobName; 2] {
+        [Blob::First(Some(hash)), Blob::Other(hash)].map(|blob| BlobName::tx(txid).of_blob(blob))
+    }
+
+    #[test]
+    fn blobs_of_every_form_are_read_in_pieces_of_any_size() {
+        let (txid, content, blobs) = blobs();
+        let [first, other] = with_hash(txid, *blake3::hash(&content).as_bytes());
         for bytes in &blobs {
             for len in 1..=bytes.len() {
-                assert_eq!(
-                    read(BlobName::tx(txid), bytes, len).as_deref(),
-                    Some(&content[..]),
-                    "pieces of {len} bytes"
-                );
+                for name in [BlobName::tx(txid), first, other] {
+                    assert_eq!(read(name, bytes, len).as_deref(), Some(&content[..]), "{name}: pieces of {len} bytes");
+                }
             }
         }
     }
 
-    #[tokio::test]
-    async fn damage_and_lost_bytes_are_detected() {
-        let (txid, _, [ours, of_the_reference, _]) = blobs().await;
-        let name = BlobName::tx(txid);
-        for at in 0..ours.len() {
-            let mut damaged = ours.clone();
-            damaged[at] ^= 1;
-            assert_eq!(read(name, &damaged, 7), None, "byte {at}");
-        }
-        for bytes in [&ours, &of_the_reference] {
+    #[test]
+    fn damage_and_lost_bytes_are_detected_by_the_hash_in_the_record() {
+        let (txid, content, blobs) = blobs();
+        let names = with_hash(txid, *blake3::hash(&content).as_bytes());
+        let header = |bytes: &[u8]| if bytes.starts_with(b"T-1.0") { HEADER_BYTES } else { 0 };
+        for (bytes, name) in blobs.iter().flat_map(|bytes| names.map(|name| (bytes, name))) {
             for at in 0..bytes.len() {
-                assert_eq!(read(name, &bytes[..at], 7), None, "cut at byte {at}");
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1;
+                assert_eq!(read(name, &damaged, 7), None, "byte {at}");
+                let is_content_alone = at == header(bytes) + content.len();
+                assert!(is_content_alone || read(name, &bytes[..at], 7).is_none(), "cut at byte {at}");
             }
             assert_eq!(read(name, &[&bytes[..], b"x"].concat(), 7), None, "a byte more");
-            assert_eq!(read(name.with_content_hash([9; 32]), bytes, 7), None, "the name has another hash");
         }
-        assert_eq!(read(name, &[&b"T-1.0   "[..], &ours].concat(), 7), None, "no system writes header and checksum");
+        for (bytes, name) in blobs.iter().flat_map(|bytes| with_hash(txid, [9; 32]).map(|name| (bytes, name))) {
+            assert_eq!(read(name, bytes, 7), None, "the record has another hash");
+        }
+    }
+
+    #[test]
+    fn a_checksum_behind_the_content_detects_damage_where_the_record_has_no_hash() {
+        let (txid, content, [_, with_checksum, _, _]) = blobs();
+        let name = BlobName::tx(txid);
+        for at in 0..with_checksum.len() {
+            let mut damaged = with_checksum.clone();
+            damaged[at] ^= 1;
+            assert_eq!(read(name, &damaged, 7), None, "byte {at}");
+            assert!(at == content.len() || read(name, &with_checksum[..at], 7).is_none(), "cut at byte {at}");
+        }
+        assert_eq!(read(name, &[&b"T-1.0   "[..], &with_checksum].concat(), 7), None, "no system writes both");
     }
 }

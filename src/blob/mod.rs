@@ -15,8 +15,9 @@
 //! | `ab/ab…cd.outputs` | [`PartialTx`] |
 //! | `ab/ab…cd.0123…cdef.tx`, `….outputs` | body that differs from the first blob, named by its content's BLAKE3 |
 //!
-//! The BLAKE3 of the content (32 bytes) follows the content. The object `utxo-store.blobs` marks the place as the blob
-//! store of one store of records ([`BlobStore::claim`]). `staging/` holds objects that are being written in parts.
+//! A blob begins with eight bytes of header, as the files of the reference system. The record has the BLAKE3 of the
+//! content. The object `utxo-store.blobs` marks the place as the blob store of one store of records
+//! ([`BlobStore::claim`]). `staging/` holds objects that are being written in parts.
 
 mod by_reference;
 mod cache;
@@ -56,5 +57,7 @@ pub use crate::telemetry::{BlobErrorKind, BlobKind};
 
 #[cfg(test)]
 mod claim_tests;
+#[cfg(test)]
+mod form_tests;
 #[cfg(test)]
 mod tests;

@@ -18,33 +18,30 @@ pub struct BlobName {
     pub txid: Txid,
     /// Whole transaction or known outputs.
     pub kind: BlobKind,
-    /// BLAKE3 of the content, which is part of the name (`ab/ab…cd.0123…cdef.tx`); `None` for the first blob of the
-    /// transaction.
-    pub content_hash: Option<[u8; 32]>,
+    /// The first blob of the transaction, or another, whose name has the BLAKE3 of its content
+    /// (`ab/ab…cd.0123…cdef.tx`). A read verifies the content by the hash of either.
+    pub blob: Blob,
 }
 
 impl BlobName {
     /// Names the first blob of a whole transaction.
     pub fn tx(txid: Txid) -> Self {
-        BlobName { txid, kind: BlobKind::Tx, content_hash: None }
+        BlobName { txid, kind: BlobKind::Tx, blob: Blob::First(None) }
     }
 
     /// Names the first blob with known outputs of a partial transaction.
     pub fn outputs(txid: Txid) -> Self {
-        BlobName { txid, kind: BlobKind::Outputs, content_hash: None }
+        BlobName { txid, kind: BlobKind::Outputs, blob: Blob::First(None) }
     }
 
     /// Names the blob of the same transaction and kind that a record refers to.
     pub fn of_blob(self, blob: Blob) -> Self {
-        match blob {
-            Blob::First => self,
-            Blob::Other(content) => self.with_content_hash(content),
-        }
+        BlobName { blob, ..self }
     }
 
-    /// Names the blob of the same transaction and kind that is not the first, by the BLAKE3 of its content.
-    pub fn with_content_hash(self, blake3: [u8; 32]) -> Self {
-        BlobName { content_hash: Some(blake3), ..self }
+    /// Returns whether a content with this BLAKE3 is the content that the record refers to.
+    pub(super) fn matches_hash(self, blake3: &[u8; 32]) -> bool {
+        self.blob.content_hash().is_none_or(|hash| hash == *blake3)
     }
 
     pub(super) fn path(self) -> Path {
@@ -56,7 +53,7 @@ impl fmt::Display for BlobName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let txid = self.txid.to_string();
         write!(f, "{}/{txid}.", &txid[..2])?;
-        if let Some(content_hash) = self.content_hash {
+        if let Blob::Other(content_hash) = self.blob {
             write!(f, "{}.", hex::encode(content_hash))?;
         }
         f.write_str(BlobKind::VALUES[self.kind.index()])
@@ -73,7 +70,9 @@ mod tests {
         let name = "4a/4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b";
         assert_eq!(BlobName::tx(txid).to_string(), format!("{name}.tx"));
         assert_eq!(BlobName::outputs(txid).path().as_ref(), format!("{name}.outputs"));
-        let other = BlobName::tx(txid).with_content_hash([0xab; 32]);
+        let other = BlobName::tx(txid).of_blob(Blob::Other([0xab; 32]));
         assert_eq!(other.to_string(), format!("{name}.{}.tx", "ab".repeat(32)));
+        let first = BlobName::tx(txid).of_blob(Blob::First(Some([0xab; 32])));
+        assert_eq!(first.to_string(), format!("{name}.tx"));
     }
 }

@@ -91,7 +91,7 @@ mod tests {
     };
 
     async fn read(store: &BlobStore, txid: Txid, format: WireFormat) -> Vec<u8> {
-        let mut pieces = store.open_tx(txid, Blob::First, format).await.unwrap().unwrap();
+        let mut pieces = store.open_tx(txid, Blob::First(None), format).await.unwrap().unwrap();
         let mut all = Vec::new();
         while let Some(piece) = pieces.next().await.unwrap() {
             all.extend_from_slice(&piece);
@@ -108,7 +108,7 @@ mod tests {
         let mut standard = Vec::new();
         Transaction::parse(&bytes).unwrap().write_standard(&mut standard);
         assert_eq!(read(&store, txid, WireFormat::Standard).await, standard);
-        assert!(store.open_tx(Txid([9; 32]), Blob::First, WireFormat::Standard).await.unwrap().is_none());
+        assert!(store.open_tx(Txid([9; 32]), Blob::First(None), WireFormat::Standard).await.unwrap().is_none());
     }
 
     #[tokio::test]
@@ -123,7 +123,7 @@ mod tests {
             (BlobFault::CutShort, WireFormat::Extended),
         ] {
             faults.fail_all(Some(fault));
-            let mut pieces = store.open_tx(txid, Blob::First, format).await.unwrap().unwrap();
+            let mut pieces = store.open_tx(txid, Blob::First(None), format).await.unwrap().unwrap();
             let mut read = 0;
             let error = loop {
                 match pieces.next().await {

@@ -17,12 +17,13 @@ use futures_util::{
     stream::{self, BoxStream, FuturesUnordered},
 };
 use object_store::{
-    Error, GetResult, GetResultPayload, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutOptions, path::Path,
+    Error, GetResult, GetResultPayload, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    path::Path,
 };
 
 use tokio::time::Instant;
 
-use super::{BlobError, BlobErrorKind, BlobOptions, frame::Framed};
+use super::{BlobError, BlobErrorKind, BlobOptions};
 use crate::{
     telemetry::{Metrics, TransferDirection},
     text::one_line,
@@ -86,21 +87,23 @@ impl Requests {
     }
 
     /// Writes an object in one request unless the object exists.
-    pub async fn create(&self, path: &Path, blob: &Framed) -> Result<CreateOutcome, BlobError> {
-        self.metrics.blob_bytes.of(TransferDirection::Written).inc_by(blob.len() as u64);
-        let put = self.store.put_opts(path, blob.whole(), PutOptions::from(PutMode::Create));
-        to_create_outcome(self.run_request("write", path, blob.len() as u64, put).await)
+    pub async fn create(&self, path: &Path, object: &PutPayload) -> Result<CreateOutcome, BlobError> {
+        self.metrics.blob_bytes.of(TransferDirection::Written).inc_by(object.content_length() as u64);
+        let put = self.store.put_opts(path, object.clone(), PutOptions::from(PutMode::Create));
+        to_create_outcome(self.run_request("write", path, object.content_length() as u64, put).await)
     }
 
     /// Writes an object in parts, one request each, and replaces an existing object. The object appears once all parts
     /// are written.
-    pub async fn overwrite_in_parts(&self, path: &Path, blob: &Framed, part: usize) -> Result<(), BlobError> {
-        self.metrics.blob_bytes.of(TransferDirection::Written).inc_by(blob.len() as u64);
+    pub async fn overwrite_in_parts(&self, path: &Path, object: &PutPayload, part: usize) -> Result<(), BlobError> {
+        self.metrics.blob_bytes.of(TransferDirection::Written).inc_by(object.content_length() as u64);
         let begin = self.store.put_multipart(path);
         let mut upload = self.run_request("write", path, 0, begin).await?;
-        let sent = self.send_parts(path, blob, part, &mut *upload).await;
+        let sent = self.send_parts(path, object, part, &mut *upload).await;
         let done = match sent {
-            Ok(()) => self.run_request("write", path, blob.len() as u64, upload.complete()).await.map(drop),
+            Ok(()) => {
+                self.run_request("write", path, object.content_length() as u64, upload.complete()).await.map(drop)
+            }
             Err(error) => Err(error),
         };
         if done.is_err() {
@@ -113,12 +116,12 @@ impl Requests {
     async fn send_parts(
         &self,
         path: &Path,
-        blob: &Framed,
+        object: &PutPayload,
         part: usize,
         upload: &mut dyn MultipartUpload,
     ) -> Result<(), RequestFailure> {
         let mut uploads = FuturesUnordered::new();
-        for sent in blob.parts(part) {
+        for sent in split(object, part.max(1)) {
             if uploads.len() == PARTS_IN_FLIGHT {
                 uploads.next().await.unwrap_or(Ok(()))?;
             }
@@ -285,6 +288,23 @@ async fn read_piece(file: File, left: u64) -> Result<Option<(Bytes, (File, u64))
     read.map_err(|source: io::Error| Error::Generic { store: "LocalFileSystem", source: Box::new(source) })
 }
 
+/// Splits an object into parts of `len` bytes without copying; only the last part may be shorter.
+fn split(object: &PutPayload, len: usize) -> impl Iterator<Item = PutPayload> {
+    let total = object.content_length();
+    (0..total).step_by(len).map(move |from| slice(object, from, total.min(from.saturating_add(len))))
+}
+
+fn slice(object: &PutPayload, from: usize, to: usize) -> PutPayload {
+    let mut end = 0;
+    let chunks = object.iter().filter_map(|chunk| {
+        let begin = end;
+        end += chunk.len();
+        let (from, to) = (from.max(begin), to.min(end));
+        (from < to).then(|| chunk.slice(from - begin..to - begin))
+    });
+    chunks.collect()
+}
+
 fn to_create_outcome<T>(put: Result<T, RequestFailure>) -> Result<CreateOutcome, BlobError> {
     match put {
         Ok(_) => Ok(CreateOutcome::New),
@@ -359,6 +379,17 @@ fn is_denied_io_error(error: &std::io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_parts_of_an_object_are_the_object() {
+        let object: PutPayload = [&b"header  "[..], b"", b"content"].map(Bytes::from_static).into_iter().collect();
+        for len in 1..=object.content_length() + 1 {
+            let parts: Vec<Bytes> = split(&object, len).map(Bytes::from).collect();
+            assert_eq!(parts.concat(), b"header  content");
+            let (last, others) = parts.split_last().unwrap();
+            assert!(last.len() <= len && others.iter().all(|part| part.len() == len), "parts of {len} bytes");
+        }
+    }
 
     /// Builds a reader of an object of reported size `len` that arrives in pieces of the given sizes.
     fn reader_of(len: u64, pieces: &[usize]) -> ObjectStream {

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, OpenBlobError, PartialTx,
     cache::Cache,
-    check::{self, blob_error, check_tx},
+    check::{Damage, blob_error},
     claim::{BlobLocation, BlobPlace},
-    frame::Framed,
+    frame::HashedContent,
     requests::Requests,
     verified::VerifiedBlobs,
 };
@@ -19,7 +19,7 @@ use crate::{
     engine::ErrorKind,
     record::{Blob, StoredOutput},
     telemetry::{BlobOperation, Metrics},
-    tx::{FoundOutput, StreamedTransaction, Txid},
+    tx::{FoundOutput, StreamedTransaction},
 };
 
 /// Outcome of a put.
@@ -84,9 +84,10 @@ impl Default for BlobOptions {
 /// - A blob is visible whole or not at all. A blob that [`PutOutcome`] reports as stored survives a kill of the
 ///   machine.
 /// - No put overwrites: the first blob stays until [`delete`](Self::delete).
-/// - A get returns bytes that match their checksum and the requested txid: a `.tx` hashes to the txid, a `.outputs`
-///   names the txid. A blob of the reference system has no checksum. Bytes that do not match are read a second
-///   time, because the transfer may have damaged them; then the error is [`BlobErrorKind::Corrupt`].
+/// - A read returns bytes that match the requested txid and the hash in the record ([`Blob`]): a `.tx` hashes to the
+///   txid, a `.outputs` names the txid. Bytes that do not match are read a second time, because the transfer may have
+///   damaged them; then the error is [`BlobErrorKind::Corrupt`]. Without a hash, damage of the claimed previous outputs
+///   and of a `.outputs` is detected only in a blob with a checksum behind its content.
 /// - Every request may be repeated; after [`BlobErrorKind::Unknown`] the caller must repeat it. A dropped future leaves
 ///   a blob stored or not stored.
 /// - A blob is reported as absent only by a store whose mark names the expected owner. Without that mark the store is
@@ -150,81 +151,6 @@ impl BlobStore {
         self.blobs().place.adopt_owner().await
     }
 
-    /// Stores a transaction as the first blob of its txid, unless one exists. The format is extended; a coinbase may be
-    /// in standard format.
-    ///
-    /// # Errors
-    /// See [`BlobErrorKind`]: `Invalid` if the bytes are not that transaction, `Corrupt` if the stored bytes are not.
-    pub async fn put_tx(&self, txid: Txid, bytes: Bytes) -> Result<PutOutcome, BlobError> {
-        self.measure(BlobOperation::PutTx, async {
-            let name = BlobName::tx(txid);
-            check_tx(name, &bytes).await?;
-            Box::pin(self.put(name, bytes)).await
-        })
-        .await
-    }
-
-    /// Returns the bytes of a transaction's first blob; `None`: no blob exists. The whole blob is in memory;
-    /// [`tx_outputs`](Self::tx_outputs) reads single outputs with less.
-    pub async fn get_tx(&self, txid: Txid, reuse: Reuse) -> Result<Option<Bytes>, BlobError> {
-        self.measure(BlobOperation::GetTx, async {
-            if let Some(bytes) = self.cached(txid) {
-                return Ok(Some(bytes));
-            }
-            let read = Box::pin(self.blobs().read(BlobName::tx(txid)));
-            match reuse {
-                Reuse::Unlikely => read.await,
-                Reuse::Likely => self.0.cache.get_or_read(txid, read).await,
-            }
-        })
-        .await
-    }
-
-    /// Returns those of the outputs `vouts` that the transaction has; `None`: no blob exists. The whole blob is read
-    /// and verified against the txid. One mebibyte is in memory at a time, unless reuse is likely and the blob fits
-    /// into the cache.
-    pub async fn tx_outputs(
-        &self,
-        txid: Txid,
-        vouts: &[u32],
-        reuse: Reuse,
-    ) -> Result<Option<BTreeMap<u32, StoredOutput>>, BlobError> {
-        self.measure(BlobOperation::GetTx, async {
-            let name = BlobName::tx(txid);
-            let whole = match self.cached(txid) {
-                None if reuse == Reuse::Likely && self.fits_cache(name).await? => {
-                    self.0.cache.get_or_read(txid, Box::pin(self.blobs().read(name))).await?
-                }
-                cached => cached,
-            };
-            match whole {
-                Some(bytes) => {
-                    let found = check::parse_transaction(&bytes, vouts).await;
-                    Ok(Some(to_stored_outputs(found.map_err(|damage| damage.into_error(name))?)))
-                }
-                None => Ok(Box::pin(self.blobs().stream_tx(name, vouts)).await?.map(to_stored_outputs)),
-            }
-        })
-        .await
-    }
-
-    /// Stores the known outputs of a partial transaction as the first blob of its txid, unless one exists.
-    ///
-    /// # Errors
-    /// See [`BlobErrorKind`]: `Invalid` if the outputs cannot be encoded, `Corrupt` if the stored bytes are no outputs.
-    pub async fn put_outputs(&self, partial: &PartialTx) -> Result<PutOutcome, BlobError> {
-        self.measure(BlobOperation::PutOutputs, async {
-            let (name, bytes) = encode_outputs(partial)?;
-            Box::pin(self.put(name, bytes)).await
-        })
-        .await
-    }
-
-    /// Returns the known outputs of a partial transaction's first blob; `None`: no blob exists.
-    pub async fn get_outputs(&self, txid: Txid) -> Result<Option<PartialTx>, BlobError> {
-        self.load_outputs(txid, Blob::First).await
-    }
-
     /// Returns whether a blob exists; its content is not read.
     #[cfg(feature = "testkit")]
     pub async fn exists(&self, name: BlobName) -> Result<bool, BlobError> {
@@ -248,12 +174,40 @@ impl BlobStore {
     }
 
     /// Stores a blob and records the time of the put.
-    pub(super) async fn put(&self, name: BlobName, content: Bytes) -> Result<PutOutcome, BlobError> {
+    pub(super) async fn put(&self, name: BlobName, content: &HashedContent) -> Result<PutOutcome, BlobError> {
         let started = Instant::now();
-        let blob = Framed::new(content).await;
-        let put = self.blobs().put(name, &blob).await;
+        let put = self.blobs().put(name, content).await;
         self.0.metrics.create_external.of(name.kind).observe(started.elapsed().as_secs_f64());
         put
+    }
+
+    /// Returns the whole content of a `.tx`, from the cache where the cache has the content.
+    pub(super) async fn read_tx(&self, name: BlobName, reuse: Reuse) -> Result<Option<Bytes>, BlobError> {
+        match (self.cached(name), reuse) {
+            (Some(bytes), _) => Ok(Some(bytes)),
+            (None, Reuse::Likely) => self.read_into_cache(name).await,
+            (None, Reuse::Unlikely) => Ok(Box::pin(self.blobs().read(name)).await?.map(|content| content.bytes)),
+        }
+    }
+
+    /// Returns the whole content of a `.tx`, if the cache has the content, or is to have it.
+    pub(super) async fn read_cacheable(&self, name: BlobName, reuse: Reuse) -> Result<Option<Bytes>, BlobError> {
+        match self.cached(name) {
+            None if reuse == Reuse::Likely && is_cacheable(name) && self.fits_cache(name).await? => {
+                self.read_into_cache(name).await
+            }
+            cached => Ok(cached),
+        }
+    }
+
+    async fn read_into_cache(&self, name: BlobName) -> Result<Option<Bytes>, BlobError> {
+        let read = Box::pin(self.blobs().read(name));
+        let found = if is_cacheable(name) { self.0.cache.get_or_read(name.txid, read).await? } else { read.await? };
+        match found {
+            // A shared read was verified by the hash of the caller that began the read.
+            Some(content) if !name.matches_hash(&content.hash) => Err(Damage::checksum_mismatch().into_error(name)),
+            found => Ok(found.map(|content| content.bytes)),
+        }
     }
 
     async fn fits_cache(&self, name: BlobName) -> Result<bool, BlobError> {
@@ -261,10 +215,13 @@ impl BlobStore {
         Ok(size.is_some_and(|size| self.0.cache.can_hold(size)))
     }
 
-    fn cached(&self, txid: Txid) -> Option<Bytes> {
-        let found = self.0.cache.get(&txid);
+    fn cached(&self, name: BlobName) -> Option<Bytes> {
+        if !is_cacheable(name) {
+            return None;
+        }
+        let found = self.0.cache.get(&name.txid).filter(|content| name.matches_hash(&content.hash));
         self.0.metrics.blob_cache.of(found.is_some().into()).inc();
-        found
+        found.map(|content| content.bytes)
     }
 
     /// Runs a request and records its time and failure in the metrics.
@@ -286,6 +243,11 @@ impl BlobStore {
         }
         done
     }
+}
+
+/// Returns whether the cache may hold a blob: its key is the txid, so that the cache holds first blobs only.
+fn is_cacheable(name: BlobName) -> bool {
+    matches!(name.blob, Blob::First(_))
 }
 
 pub(super) fn to_stored_outputs(found: StreamedTransaction) -> BTreeMap<u32, StoredOutput> {

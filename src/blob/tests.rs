@@ -12,7 +12,7 @@ use super::{
     *,
 };
 use crate::{
-    engine::ErrorKind,
+    record::Blob,
     telemetry::{Metrics, TransferDirection},
     tx::Txid,
 };
@@ -24,7 +24,7 @@ fn in_parts(part_bytes: Option<usize>) -> BlobOptions {
 }
 
 /// Opens a store in memory and returns it with its fault injector and its objects.
-fn faulty(seed: u64, options: BlobOptions) -> (BlobStore, FaultStore, Arc<InMemory>) {
+pub(super) fn faulty(seed: u64, options: BlobOptions) -> (BlobStore, FaultStore, Arc<InMemory>) {
     let objects = Arc::new(InMemory::new());
     let faults = FaultStore::new(objects.clone(), seed);
     (BlobStore::new(Arc::new(faults.clone()), options), faults, objects)
@@ -37,17 +37,13 @@ async fn directory(path: &FilePath) -> BlobStore {
     store
 }
 
-fn small(number: u64) -> (Txid, Bytes) {
+pub(super) fn small(number: u64) -> (Txid, Bytes) {
     transaction(number, 3, 30, 1)
 }
 
 /// Replaces the bytes of a blob directly in the object store.
-async fn overwrite(objects: &InMemory, name: BlobName, bytes: &[u8]) {
+pub(super) async fn overwrite(objects: &InMemory, name: BlobName, bytes: &[u8]) {
     objects.put(&name.path(), PutPayload::from(bytes.to_vec())).await.unwrap();
-}
-
-fn with_checksum(content: &[u8]) -> Vec<u8> {
-    [content, blake3::hash(content).as_bytes()].concat()
 }
 
 #[tokio::test]
@@ -117,9 +113,9 @@ async fn lost_requests_and_lost_replies_are_retried() {
         assert_eq!(put, if fault == BlobFault::LostReply { PutOutcome::AlreadyStored } else { PutOutcome::Stored });
 
         faults.fail_at(1, fault);
-        let error = store.get_tx(txid, Reuse::Unlikely).await.unwrap_err();
+        let error = store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap_err();
         assert_eq!(error.kind, BlobErrorKind::Retryable, "{error}");
-        assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
+        assert_eq!(store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap(), Some(bytes));
     }
 }
 
@@ -131,12 +127,12 @@ async fn requests_to_a_silent_store_time_out_and_can_be_retried() {
     let began = tokio::time::Instant::now();
     let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
     assert_eq!((error.kind, error.message.as_str()), (BlobErrorKind::Retryable, "not finished within 30s"));
-    let error = store.get_tx(txid, Reuse::Likely).await.unwrap_err();
+    let error = store.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap_err();
     assert_eq!(error.kind, BlobErrorKind::Retryable, "{error}");
     assert!(began.elapsed() < Duration::from_secs(61), "{:?}", began.elapsed());
     faults.fail_all(None);
     assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::Stored);
-    assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
+    assert_eq!(store.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap(), Some(bytes));
 }
 
 #[tokio::test]
@@ -146,7 +142,7 @@ async fn denied_requests_can_be_retried() {
     faults.fail_all(Some(BlobFault::Denied));
     for error in [
         store.put_tx(txid, bytes.clone()).await.unwrap_err(),
-        store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
+        store.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap_err(),
         store.exists(BlobName::tx(txid)).await.unwrap_err(),
         store.delete(BlobName::tx(txid)).await.unwrap_err(),
     ] {
@@ -158,124 +154,26 @@ async fn denied_requests_can_be_retried() {
 }
 
 #[tokio::test]
-async fn transfer_damage_is_read_again_and_stored_damage_is_an_error() {
-    let metrics = Arc::new(Metrics::new());
-    let (store, faults, objects) = faulty(1, BlobOptions { metrics: metrics.clone(), ..BlobOptions::default() });
-    let (txid, bytes) = small(1);
-    let name = BlobName::tx(txid);
-    store.put_tx(txid, bytes.clone()).await.unwrap();
-    let (_, other) = small(2);
-    for (damaged, says) in [
-        (with_checksum(&other), "hashes to"),
-        (with_checksum(&bytes[..bytes.len() / 2]), "is no transaction"),
-        (bytes.to_vec(), "checksum"),
-        (with_checksum(&bytes)[..bytes.len() + 31].to_vec(), "checksum"),
-        ([b"T-1.0   ", &with_checksum(&bytes)[..]].concat(), "checksum"),
-        ([b"T-1.0   ", &bytes[..bytes.len() - 1]].concat(), "is no transaction"),
-        (b"".to_vec(), "is no transaction"),
-        (b"<html>this is not the page that you are looking for</html>".to_vec(), "is no transaction"),
-    ] {
-        overwrite(&objects, name, &damaged).await;
-        for error in [
-            store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
-            store.put_tx(txid, bytes.clone()).await.unwrap_err(),
-            store.tx_outputs(txid, &[0], Reuse::Unlikely).await.unwrap_err(),
-        ] {
-            assert!(error.kind == BlobErrorKind::Corrupt && !error.may_be_retried(), "{error}");
-        }
-        let error = store.get_tx(txid, Reuse::Likely).await.unwrap_err();
-        assert!(error.message.contains(says), "{error}");
-    }
-    assert_eq!(metrics.blob_errors.of(BlobErrorKind::Corrupt).get(), 32);
-    assert_eq!(metrics.store_errors.of(ErrorKind::Storage).get(), 32);
-
-    store.delete(name).await.unwrap();
-    store.put_tx(txid, bytes.clone()).await.unwrap();
-    for _ in 0..200 {
-        faults.fail_at(1, BlobFault::OtherBytes);
-        assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes.clone()));
-        faults.fail_at(1, BlobFault::OtherBytes);
-        assert!(store.tx_outputs(txid, &[0], Reuse::Unlikely).await.unwrap().unwrap().contains_key(&0));
-        faults.fail_at(2, BlobFault::OtherBytes);
-        assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::AlreadyStored);
-    }
-    assert_eq!(faults.injected_by_kind()["blob: other bytes"], 600);
-    faults.fail_all(Some(BlobFault::OtherBytes));
-    assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap_err().kind, BlobErrorKind::Corrupt);
-    faults.fail_all(None);
-    assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
-}
-
-/// A body of the reference system has a header and no checksum.
-#[tokio::test]
-async fn bodies_of_the_reference_are_read_and_not_stored_again() {
-    let (txid, bytes) = small(1);
-    let output = crate::record::StoredOutput { satoshis: 1, script: Bytes::from_static(b"\x51") };
-    let partial = PartialTx { txid: Txid([1; 32]), height: 1, coinbase: true, outputs: vec![(0, output)] };
-    let outputs = partial.encode().unwrap();
-    let (store, _, objects) = faulty(1, BlobOptions::default());
-    overwrite(&objects, BlobName::tx(txid), &[b"T-1.0   ", &bytes[..]].concat()).await;
-    overwrite(&objects, BlobName::outputs(partial.txid), &[b"O-1.0   ", &outputs[..]].concat()).await;
-    assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap().as_ref(), Some(&bytes));
-    assert!(store.tx_outputs(txid, &[2], Reuse::Unlikely).await.unwrap().unwrap().contains_key(&2));
-    assert_eq!(store.get_outputs(partial.txid).await.unwrap().as_ref(), Some(&partial));
-    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::AlreadyStored);
-    assert_eq!(store.put_outputs(&partial).await.unwrap(), PutOutcome::AlreadyStored);
-}
-
-#[tokio::test]
-async fn outputs_of_another_transaction_are_damage() {
-    let (store, _, objects) = faulty(1, BlobOptions::default());
-    let output = crate::record::StoredOutput { satoshis: 1, script: Bytes::from_static(b"\x51") };
-    let partial = |txid| PartialTx { txid, height: 1, coinbase: true, outputs: vec![(0, output.clone())] };
-    let (wanted, other) = (Txid([1; 32]), Txid([2; 32]));
-    overwrite(&objects, BlobName::outputs(wanted), &with_checksum(&partial(other).encode().unwrap())).await;
-    let error = store.get_outputs(wanted).await.unwrap_err();
-    assert!(error.kind == BlobErrorKind::Corrupt && error.message.contains(&other.to_string()), "{error}");
-    assert_eq!(store.put_outputs(&partial(wanted)).await.unwrap_err().kind, BlobErrorKind::Corrupt);
-    overwrite(&objects, BlobName::outputs(wanted), b"\0").await;
-    assert_eq!(store.get_outputs(wanted).await.unwrap_err().kind, BlobErrorKind::Corrupt);
-}
-
-#[tokio::test(start_paused = true)]
-async fn transactions_that_are_read_again_come_from_the_cache() {
-    let metrics = Arc::new(Metrics::new());
-    let (store, faults, _) = faulty(1, BlobOptions { metrics: metrics.clone(), ..BlobOptions::default() });
-    let (txid, bytes) = small(1);
-    store.put_tx(txid, bytes.clone()).await.unwrap();
-    let before = faults.requests();
-    let reads = (0..20).map(|_| store.get_tx(txid, Reuse::Likely));
-    for found in futures_util::future::join_all(reads).await {
-        assert_eq!(found.unwrap(), Some(bytes.clone()));
-    }
-    assert!(store.tx_outputs(txid, &[0], Reuse::Unlikely).await.unwrap().unwrap().contains_key(&0));
-    assert_eq!(faults.requests() - before, 1);
-    assert!(metrics.blob_cache.of(true.into()).get() >= 1);
-    tokio::time::advance(Duration::from_secs(10)).await;
-    faults.fail_at(1, BlobFault::Slow(Duration::from_secs(60)));
-    let reads = (0..20).map(|_| store.get_tx(txid, Reuse::Likely));
-    let failed = futures_util::future::join_all(reads).await;
-    assert!(failed.iter().all(|found| found.as_ref().is_err_and(BlobError::may_be_retried)));
-    assert_eq!(faults.requests() - before, 2, "all callers share one timeout");
-    store.get_tx(txid, Reuse::Unlikely).await.unwrap();
-    store.get_tx(txid, Reuse::Unlikely).await.unwrap();
-    assert_eq!(faults.requests() - before, 4, "the entry has expired, and an unlikely reuse is not cached");
-}
-
-#[tokio::test]
 async fn outputs_of_a_cached_transaction_are_not_read_again() {
     let (txid, bytes) = large(1);
-    let stored = bytes.len() as u64 + 32;
+    let stored = bytes.len() as u64 + 8;
     for (cache_bytes, reads) in [(stored as usize, 1), (stored as usize - 1, 21)] {
         let metrics = Arc::new(Metrics::new());
         let (store, ..) = faulty(1, BlobOptions { cache_bytes, metrics: metrics.clone(), ..BlobOptions::default() });
         store.put_tx(txid, bytes.clone()).await.unwrap();
         let reads_of_outputs = (0..20).map(|vout| {
             let store = &store;
-            async move { store.tx_outputs(txid, &[vout], Reuse::Likely).await.unwrap().unwrap().contains_key(&vout) }
+            async move {
+                store
+                    .load_tx_outputs(txid, Blob::First(None), &[vout], Reuse::Likely)
+                    .await
+                    .unwrap()
+                    .unwrap()
+                    .contains_key(&vout)
+            }
         });
         assert_eq!(futures_util::future::join_all(reads_of_outputs).await, [true; 20]);
-        store.tx_outputs(txid, &[799], Reuse::Unlikely).await.unwrap().unwrap();
+        store.load_tx_outputs(txid, Blob::First(None), &[799], Reuse::Unlikely).await.unwrap().unwrap();
         assert_eq!(
             metrics.blob_bytes.of(TransferDirection::Read).get(),
             reads * stored,
@@ -334,15 +232,15 @@ async fn a_read_ends_when_it_stalls_and_when_it_exceeds_its_time_limit() {
     for (ms, says) in [(31_000, "no answer for 30s"), (29_000, late), (200, late)] {
         dripping(ms);
         for error in [
-            store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
-            store.tx_outputs(txid, &[0], Reuse::Unlikely).await.unwrap_err(),
+            store.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap_err(),
+            store.load_tx_outputs(txid, Blob::First(None), &[0], Reuse::Unlikely).await.unwrap_err(),
             store.put_tx(txid, bytes.clone()).await.unwrap_err(),
         ] {
             assert_eq!((error.kind, error.message.as_str()), (BlobErrorKind::Retryable, says), "{ms} ms");
         }
     }
     dripping(100);
-    assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
+    assert_eq!(store.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap(), Some(bytes));
 }
 
 #[tokio::test(start_paused = true)]
@@ -357,7 +255,7 @@ async fn whole_reads_are_bounded_by_their_bytes() {
         faults.fail_all(Some(BlobFault::Dripping(Duration::from_millis(100))));
         let drops = (blobs[0].1.len() as u32 + 32).div_ceil(4 << 10);
         let began = tokio::time::Instant::now();
-        let read = blobs.iter().map(|(txid, _)| store.get_tx(*txid, Reuse::Unlikely));
+        let read = blobs.iter().map(|(txid, _)| store.load_tx(*txid, Blob::First(None), Reuse::Unlikely));
         for (found, (_, bytes)) in futures_util::future::join_all(read).await.iter().zip(&blobs) {
             assert_eq!(
                 found.as_ref().unwrap().as_ref(),
@@ -385,11 +283,11 @@ async fn a_fault_at_any_request_of_a_large_write_leaves_all_or_nothing() {
             let all = faults.requests();
             faults.clear_script();
             failed += usize::from(put.is_err());
-            let found = store.get_tx(txid, Reuse::Unlikely).await.unwrap();
+            let found = store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap();
             assert!(found.is_none() || found.as_ref() == Some(&bytes), "request {k}: {fault:?}");
             assert!(put.is_err() || found.is_some(), "request {k}: {fault:?}: acknowledged and absent");
             store.put_tx(txid, bytes.clone()).await.unwrap();
-            assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes.clone()));
+            assert_eq!(store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap(), Some(bytes.clone()));
             if k > all {
                 break;
             }
@@ -409,12 +307,12 @@ async fn a_torn_write_leaves_no_blob_and_does_not_block_the_next_put() {
         fs::write(staged(number), &bytes[..bytes.len() / 2]).unwrap();
     }
     assert!(!store.exists(BlobName::tx(txid)).await.unwrap());
-    assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), None);
+    assert_eq!(store.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap(), None);
     assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::Stored);
     // A writer that was killed between linking the blob and removing the staged file leaves both names.
     fs::hard_link(&file, staged(4)).unwrap();
     assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::AlreadyStored);
-    assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
+    assert_eq!(store.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap(), Some(bytes));
 }
 
 #[tokio::test]
@@ -430,7 +328,7 @@ async fn an_unmounted_directory_is_an_error_and_not_an_empty_store() {
             fs::create_dir(&root).unwrap();
         }
         for error in [
-            store.get_tx(txid, Reuse::Unlikely).await.unwrap_err(),
+            store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap_err(),
             store.exists(BlobName::tx(txid)).await.unwrap_err(),
             store.delete(BlobName::tx(txid)).await.unwrap_err(),
             store.put_tx(txid, bytes.clone()).await.unwrap_err(),
@@ -445,7 +343,7 @@ async fn an_unmounted_directory_is_an_error_and_not_an_empty_store() {
     fs::remove_dir(&root).unwrap();
     fs::rename(&elsewhere, &root).unwrap();
     assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::AlreadyStored);
-    assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
+    assert_eq!(store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap(), Some(bytes));
 }
 
 #[tokio::test]
@@ -475,13 +373,13 @@ async fn a_directory_is_opened_to_read_only_if_it_is_a_blob_store() {
     assert!(matches!(error, OpenBlobError::Missing { .. }) && !root.exists(), "{error}");
     directory(&root).await.put_tx(txid, bytes.clone()).await.unwrap();
     let reader = attempt(Intent::Read).await.unwrap();
-    assert_eq!(reader.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes.clone()));
+    assert_eq!(reader.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap(), Some(bytes.clone()));
     for error in
         [reader.put_tx(txid, bytes.clone()).await.unwrap_err(), reader.delete(BlobName::tx(txid)).await.unwrap_err()]
     {
         assert_eq!(error.kind, BlobErrorKind::Denied, "{error}");
     }
-    assert_eq!(directory(&root).await.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
+    assert_eq!(directory(&root).await.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap(), Some(bytes));
 }
 
 #[cfg(not(any(feature = "aws", feature = "http")))]
@@ -492,4 +390,31 @@ async fn a_scheme_that_is_not_built_is_refused_with_its_feature() {
         let error = open(&url, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap_err();
         assert!(error.to_string().contains(says) && !error.may_be_retried(), "{error}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn transactions_that_are_read_again_come_from_the_cache() {
+    let metrics = Arc::new(Metrics::new());
+    let (store, faults, _) = faulty(1, BlobOptions { metrics: metrics.clone(), ..BlobOptions::default() });
+    let (txid, bytes) = small(1);
+    store.put_tx(txid, bytes.clone()).await.unwrap();
+    let before = faults.requests();
+    let reads = (0..20).map(|_| store.load_tx(txid, Blob::First(None), Reuse::Likely));
+    for found in futures_util::future::join_all(reads).await {
+        assert_eq!(found.unwrap(), Some(bytes.clone()));
+    }
+    assert!(
+        store.load_tx_outputs(txid, Blob::First(None), &[0], Reuse::Unlikely).await.unwrap().unwrap().contains_key(&0)
+    );
+    assert_eq!(faults.requests() - before, 1);
+    assert!(metrics.blob_cache.of(true.into()).get() >= 1);
+    tokio::time::advance(Duration::from_secs(10)).await;
+    faults.fail_at(1, BlobFault::Slow(Duration::from_secs(60)));
+    let reads = (0..20).map(|_| store.load_tx(txid, Blob::First(None), Reuse::Likely));
+    let failed = futures_util::future::join_all(reads).await;
+    assert!(failed.iter().all(|found| found.as_ref().is_err_and(BlobError::may_be_retried)));
+    assert_eq!(faults.requests() - before, 2, "all callers share one timeout");
+    store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap();
+    store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap();
+    assert_eq!(faults.requests() - before, 4, "the entry has expired, and an unlikely reuse is not cached");
 }

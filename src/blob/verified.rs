@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
-use object_store::path::Path;
+use object_store::{PutPayload, path::Path};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, BlobOptions, PartialTx, PutOutcome,
     check::{self, Damage, blob_error},
     claim::BlobPlace,
-    frame::{Framed, TxBlobReader, expected_sections},
+    frame::{HashedContent, TxBlobReader, expected_sections},
     requests::{CreateOutcome, ObjectStream},
 };
 use crate::tx::{FoundOutput, StreamedTransaction, TransactionStream};
@@ -79,32 +78,44 @@ impl VerifiedBlobs {
     }
 
     /// Stores a blob unless a blob of this name exists.
-    pub async fn put(&self, name: BlobName, blob: &Framed) -> Result<PutOutcome, BlobError> {
+    pub async fn put(&self, name: BlobName, content: &HashedContent) -> Result<PutOutcome, BlobError> {
         self.place.check_writable(name).await?;
-        let put = match self.create(name, blob).await? {
+        let blob = content.blob(name.kind);
+        let put = match self.create(name, content, &blob).await? {
             CreateOutcome::New => PutOutcome::Stored,
-            CreateOutcome::Exists => self.compare_stored(name, blob).await?,
+            CreateOutcome::Exists => self.compare_stored(name, content).await?,
         };
-        self.sync_to_disk(name, blob).await?;
+        self.sync_to_disk(name, blob.content_length()).await?;
         Ok(put)
     }
 
-    async fn create(&self, name: BlobName, blob: &Framed) -> Result<CreateOutcome, BlobError> {
+    async fn create(
+        &self,
+        name: BlobName,
+        content: &HashedContent,
+        blob: &PutPayload,
+    ) -> Result<CreateOutcome, BlobError> {
         let (requests, path) = (&self.place.requests, name.path());
         // A server receives the whole body before it refuses a conditional put. Events that are read again from the log
         // find their blobs stored, so the size is asked for first.
         if requests.size(&path).await?.is_some() {
             return Ok(CreateOutcome::Exists);
         }
-        match self.part_bytes.filter(|part| blob.len() > *part) {
-            Some(part) => self.create_in_parts(name, blob, part).await,
+        match self.part_bytes.filter(|part| blob.content_length() > *part) {
+            Some(part) => {
+                // The staged name contains the hash of the content, so that two writers of equal bytes write the same
+                // object.
+                let file = name.to_string().replace('/', "-");
+                let staged = Path::from_iter([STAGING, &format!("{file}.{}", hex::encode(content.hash))]);
+                self.create_in_parts(&path, &staged, blob, part).await
+            }
             None => requests.create(&path, blob).await,
         }
     }
 
-    async fn sync_to_disk(&self, name: BlobName, blob: &Framed) -> Result<(), BlobError> {
+    async fn sync_to_disk(&self, name: BlobName, bytes: usize) -> Result<(), BlobError> {
         let Some(directory) = &self.place.location.directory else { return Ok(()) };
-        let limit = self.place.requests.limits.time_limit(blob.len() as u64);
+        let limit = self.place.requests.limits.time_limit(bytes as u64);
         let failed = |message: String| blob_error(BlobErrorKind::Unknown, "write", name, message);
         let synced = tokio::time::timeout(limit, directory.sync_blob(name)).await;
         let synced = synced.map_err(|_| failed("the disk does not answer".to_owned()))?;
@@ -113,31 +124,34 @@ impl VerifiedBlobs {
 
     /// Writes a blob in parts. No store accepts parts on the condition that the object does not exist. The parts
     /// therefore form a staged object of another name, and the store copies that object on the condition.
-    async fn create_in_parts(&self, name: BlobName, blob: &Framed, part: usize) -> Result<CreateOutcome, BlobError> {
-        let (requests, path) = (&self.place.requests, name.path());
-        // The staged name contains the content's checksum, so that two writers of equal bytes write the same object.
-        let file = name.to_string().replace('/', "-");
-        let staged = Path::from_iter([STAGING, &format!("{file}.{}", hex::encode(&blob.checksum))]);
-        requests.overwrite_in_parts(&staged, blob, part).await?;
-        let created = requests.copy_if_absent(&staged, &path, blob.len() as u64).await;
+    async fn create_in_parts(
+        &self,
+        path: &Path,
+        staged: &Path,
+        blob: &PutPayload,
+        part: usize,
+    ) -> Result<CreateOutcome, BlobError> {
+        let requests = &self.place.requests;
+        requests.overwrite_in_parts(staged, blob, part).await?;
+        let created = requests.copy_if_absent(staged, path, blob.content_length() as u64).await;
         if created.is_ok() {
             // A staged object that stays does no harm; the bucket's own rule for old objects deletes it.
-            drop(requests.delete(&staged).await);
+            drop(requests.delete(staged).await);
         }
         created
     }
 
     /// Compares the stored blob with the blob that was to be written.
-    async fn compare_stored(&self, name: BlobName, blob: &Framed) -> Result<PutOutcome, BlobError> {
+    async fn compare_stored(&self, name: BlobName, content: &HashedContent) -> Result<PutOutcome, BlobError> {
         let vanished =
             || blob_error(BlobErrorKind::Retryable, "write", name, "the stored blob vanished during the put");
         // A blob that vanished was deleted meanwhile, or the store reported it while another write was under way.
         for _ in 0..READ_ATTEMPTS {
             let stored = self.place.requests.read(&name.path()).await?.ok_or_else(vanished)?;
-            if expected_sections(name.kind, blob, stored.len).is_none() {
+            if expected_sections(name.kind, content, stored.len).is_none() {
                 break;
             }
-            if check::is_same(name.kind, stored, blob).await? {
+            if check::is_same(name.kind, stored, content).await? {
                 return Ok(PutOutcome::AlreadyStored);
             }
         }
@@ -150,7 +164,7 @@ impl VerifiedBlobs {
     }
 
     /// Reads the whole content of a blob, verified against the blob's name.
-    pub async fn read(&self, name: BlobName) -> Result<Option<Bytes>, BlobError> {
+    pub async fn read(&self, name: BlobName) -> Result<Option<HashedContent>, BlobError> {
         let read = || async {
             let Some(object) = self.open_object(name).await? else { return Ok(None) };
             let _permit = self.whole_reads.acquire(object.len).await;
@@ -161,8 +175,8 @@ impl VerifiedBlobs {
 
     /// Reads the known outputs of a partial transaction, verified against the blob's name.
     pub async fn read_outputs(&self, name: BlobName) -> Result<Option<PartialTx>, BlobError> {
-        let Some(bytes) = self.read(name).await? else { return Ok(None) };
-        check::decode_outputs(name, &bytes).map(Some).map_err(|damage| damage.into_error(name))
+        let Some(content) = self.read(name).await? else { return Ok(None) };
+        check::decode_outputs(name, &content.bytes).map(Some).map_err(|damage| damage.into_error(name))
     }
 
     /// Reads a `.tx` piece by piece, verified against the blob's name, and returns its outputs `vouts`.

@@ -21,12 +21,23 @@ pub enum Body {
 /// Blob of a body among the blobs of its transaction. A txid commits to the standard format, but not to the previous
 /// outputs of the extended format, and not to a partial transaction. One transaction can therefore have several blobs,
 /// none of which ever changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Blob {
-    /// The blob that was stored first.
-    First,
-    /// A blob with other content than the first; holds its BLAKE3.
+    /// The blob that was stored first, with the BLAKE3 of its content. A record of the reference system, and of an
+    /// early version of this store, does not have the hash.
+    First(Option<[u8; 32]>),
+    /// A blob with other content than the first; the BLAKE3 of the content is part of the name.
     Other([u8; 32]),
+}
+
+impl Blob {
+    /// Returns the BLAKE3 of the content, as far as the record has the hash.
+    pub fn content_hash(self) -> Option<[u8; 32]> {
+        match self {
+            Blob::First(hash) => hash,
+            Blob::Other(hash) => Some(hash),
+        }
+    }
 }
 
 impl Body {

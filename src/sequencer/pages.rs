@@ -375,7 +375,7 @@ mod tests {
         let store = StateStore { engine: engine.clone(), ..parts.store.clone() };
         let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 3]);
         let mut master = testing::pages(&bytes, &NewTxState::default(), 2).remove(0);
-        testing::master(&mut master).body = Some(Body::External(Blob::First));
+        testing::master(&mut master).body = Some(Body::External(Blob::First(None)));
         store.plant(master).await;
         let handler = Handler::new(SequencerParts { store, nodes, ..parts }, ChainState::default());
         let txid = testing::txid(&bytes);

@@ -73,7 +73,7 @@ async fn only_the_first_fields_of_a_wide_transaction_are_named() {
 #[tokio::test]
 async fn an_error_names_the_store_that_cannot_be_read() {
     let mut page = page(&coinbase(50));
-    master(&mut page).body = Some(crate::record::Body::External(crate::record::Blob::First));
+    master(&mut page).body = Some(crate::record::Body::External(crate::record::Blob::First(None)));
     let (good, bad) = (holding([sample()]).await, holding([page]).await);
     let error = compare(&good, &bad, 10, |_| ()).await.unwrap_err();
     assert_eq!(error.side, Side::Against);

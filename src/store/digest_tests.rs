@@ -340,7 +340,7 @@ async fn the_format_of_a_coinbase_does_not_change_the_digest() {
 #[tokio::test]
 async fn an_unreadable_external_body_is_named() {
     let mut page = page(&coinbase(50));
-    master(&mut page).body = Some(Body::External(Blob::First));
+    master(&mut page).body = Some(Body::External(Blob::First(None)));
     let txid = page.txid.to_string();
     let error = super::survey(&holding([page]).await, |_| ()).await.unwrap_err().to_string();
     assert!(error.contains(&txid) && error.contains("blob store"), "{error}");

@@ -7,6 +7,7 @@ use super::*;
 use crate::{
     blob::{
         BlobName, BlobOptions,
+        conformance::hash_of,
         fault::{BlobFault, FaultStore},
     },
     clock::Clock,
@@ -104,7 +105,8 @@ async fn the_place_of_a_body_shows_only_in_the_record() {
         family(&inline, outputs).await;
         let id = txid(&bytes);
         let master = external.master(id).await.unwrap().unwrap();
-        assert_eq!((master.body(), master.state()), (Some(&Body::External(Blob::First)), TxState::Live));
+        let body = Body::External(Blob::First(Some(hash_of(&bytes))));
+        assert_eq!((master.body(), master.state()), (Some(&body), TxState::Live));
         assert_eq!(digest(&external).await, digest(&inline).await);
         assert_eq!(dumped(&external).await, dumped(&inline).await);
         assert_eq!((violations(&external).await, violations(&inline).await), (vec![], vec![]));
@@ -131,7 +133,7 @@ async fn the_place_of_the_outputs_of_a_partial_transaction_does_not_show() {
     let (external, _) = store(NONE_INLINE);
     let (external, page) = with_page(&external);
     let body = external.externalize_once(&page).await.unwrap().unwrap();
-    assert_eq!(body, Body::External(Blob::First));
+    assert!(matches!(body, Body::External(Blob::First(Some(_)))));
     let placed = with_body_replaced(&Arc::new(page.clone()), body);
     assert!(placed.is_partial() && !placed.differs_in_kind(&page) && !page.differs_in_kind(&placed));
     external.plant(Page::clone(&placed)).await;
@@ -242,7 +244,8 @@ async fn a_body_too_big_for_the_engine_goes_to_the_blob_store() {
     }
     let body = async |id| store.master(id).await.unwrap().unwrap().body().cloned().unwrap();
     assert_eq!(body(txid(&small)).await, Body::Transaction(small.clone()));
-    assert_eq!(body(txid(&large)).await, Body::External(Blob::First));
+    let first_blob = Body::External(Blob::First(Some(hash_of(&large))));
+    assert_eq!(body(txid(&large)).await, first_blob);
 
     // A body with other claims gets a blob of its own.
     let claimed =
@@ -256,7 +259,7 @@ async fn a_body_too_big_for_the_engine_goes_to_the_blob_store() {
     }
     let first = ClaimedBody { body: Body::Transaction(large.clone()), ..claimed };
     store.apply(vec![replace(&large, first)]).await.unwrap();
-    assert_eq!(body(txid(&large)).await, Body::External(Blob::First), "the first blob was not overwritten");
+    assert_eq!(body(txid(&large)).await, first_blob, "the first blob was not overwritten");
 
     let without = StateStore { blobs: None, ..store.clone() };
     let page = testing::page(&transaction(&[(outpoint(Txid([3; 32]), 0), 1_000)], &[100, 100]));

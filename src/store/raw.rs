@@ -105,7 +105,7 @@ mod tests {
         blobs.put_tx(txid(&bytes), bytes.clone()).await.unwrap();
         let external = store(100).with_blobs(Some(blobs));
         let mut with_reference = page(&bytes);
-        master(&mut with_reference).body = Some(Body::External(Blob::First));
+        master(&mut with_reference).body = Some(Body::External(Blob::First(None)));
         external.plant(with_reference).await;
         let mut standard = Vec::new();
         Transaction::parse(&bytes).unwrap().write_standard(&mut standard);

@@ -116,7 +116,7 @@ async fn a_stub_and_a_coinbase_are_read_with_their_states() {
 #[tokio::test]
 async fn a_body_in_a_missing_blob_store_is_an_error() {
     let mut external = page(&coinbase(50));
-    master(&mut external).body = Some(Body::External(Blob::First));
+    master(&mut external).body = Some(Body::External(Blob::First(None)));
     let (store, id) = (store(100), external.txid);
     store.plant(external).await;
     assert!(matches!(TxReader::of(&store).get_meta(id).await, Err(ReadError::Body(BodyError::NoBlobStore { .. }))));

@@ -90,7 +90,7 @@ async fn a_page_whose_body_cannot_be_read_is_reported_and_not_restored() {
     {
         let store = testing::forgetful_store(2).with_blobs(blobs);
         let mut master = testing::pages(&bytes, &NewTxState::default(), 2).remove(0);
-        testing::master(&mut master).body = Some(Body::External(Blob::First));
+        testing::master(&mut master).body = Some(Body::External(Blob::First(None)));
         master.creating_at = Some(7);
         store.plant(master).await;
         let error = Recovery::of(&store).complete(txid).await.unwrap_err();

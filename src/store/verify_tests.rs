@@ -287,7 +287,7 @@ async fn a_missing_damaged_foreign_or_external_body_is_a_violation() {
         (None, "no body"),
         (Some(Body::Transaction(coinbase(5).slice(..20))), "damaged"),
         (Some(Body::Transaction(other)), "hashes to"),
-        (Some(Body::External(Blob::First)), "blob store"),
+        (Some(Body::External(Blob::First(None))), "blob store"),
     ];
     for (body, word) in bodies {
         let mut page = page(&coinbase(5));

@@ -7,6 +7,7 @@ use std::{
 
 use utxo_store::{
     blob::{BlobAccess, BlobOptions, BlobStore, BlobUrl, Intent, PutOutcome, Reuse, conformance::transaction, open},
+    record::Blob,
     rng::SplitMix64,
 };
 
@@ -67,7 +68,7 @@ fn a_killed_writer_leaves_whole_blobs_and_every_acknowledged_blob() {
         let (mut whole, mut acknowledged) = (0, 0);
         for number in 0..BLOBS {
             let (txid, bytes) = build_blob(number);
-            let found = store.get_tx(txid, Reuse::Unlikely).await.unwrap();
+            let found = store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap();
             assert!(found.is_none() || found.as_ref() == Some(&bytes), "blob {number} is not whole");
             let was_acknowledged = std::path::Path::new(&format!("{root}.{number}")).exists();
             assert!(!was_acknowledged || found.is_some(), "blob {number} was acknowledged and is missing");

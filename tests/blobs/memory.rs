@@ -88,17 +88,18 @@ fn a_large_transaction_is_written_and_searched_in_pieces() {
         eprintln!("finding the blob already stored took {} KiB", needed / 1024);
         assert!(put.unwrap() == PutOutcome::AlreadyStored && needed < 4 * MIB + SLACK, "took {needed} bytes");
 
-        let (found, needed) = measure_peak(store.tx_outputs(txid, &[0, 3_999], Reuse::Unlikely)).await;
+        let (found, needed) =
+            measure_peak(store.load_tx_outputs(txid, Blob::First(None), &[0, 3_999], Reuse::Unlikely)).await;
         eprintln!("reading two outputs, and checking the other bytes, took {} KiB", needed / 1024);
         assert!(found.unwrap().unwrap().len() == 2 && needed < 4 * MIB + SLACK, "took {needed} bytes");
 
-        let (found, needed) = measure_peak(store.get_tx(txid, Reuse::Unlikely)).await;
+        let (found, needed) = measure_peak(store.load_tx(txid, Blob::First(None), Reuse::Unlikely)).await;
         eprintln!("reading the whole transaction took {} MiB", needed / MIB);
         assert!(found.unwrap() == Some(bytes.clone()) && needed < bytes.len() + 4 * MIB + SLACK, "took {needed} bytes");
 
         for format in [WireFormat::Standard, WireFormat::Extended] {
             let streaming = async {
-                let mut pieces = store.open_tx(txid, Blob::First, format).await.unwrap().unwrap();
+                let mut pieces = store.open_tx(txid, Blob::First(None), format).await.unwrap().unwrap();
                 let mut read = 0;
                 while let Some(piece) = pieces.next().await.unwrap() {
                     read += piece.len();

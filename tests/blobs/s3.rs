@@ -15,6 +15,7 @@ use utxo_store::{
         open, open_event_bodies,
     },
     event::{BodyReference, ContentHash},
+    record::Blob,
     telemetry::Metrics,
 };
 
@@ -118,7 +119,7 @@ async fn check_conformance(server: &S3Server) {
     let (txid, bytes) = transaction(900, 5, 30, 1);
     open_store(server, "whole", BlobOptions::default()).await.put_tx(txid, bytes.clone()).await.unwrap();
     let reader = open(&url(server, "whole"), Intent::Read, &access("test"), BlobOptions::default()).await.unwrap();
-    assert_eq!(reader.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes.clone()));
+    assert_eq!(reader.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap(), Some(bytes.clone()));
     assert_eq!(reader.put_tx(txid, bytes).await.unwrap_err().kind, BlobErrorKind::Denied);
     let missing = open(&url(server, "nothing"), Intent::Read, &access("test"), BlobOptions::default()).await;
     assert!(matches!(missing, Err(OpenBlobError::Missing { .. })), "{missing:?}");
@@ -134,10 +135,10 @@ async fn check_blobs_in_parts(server: &S3Server) {
     assert!(bytes.len() > 2 * MIN_PART_BYTES);
     assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::Stored);
     assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::AlreadyStored);
-    assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
+    assert_eq!(store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap(), Some(bytes));
     let [(txid, one), (_, other)] = [1, 2].map(|claim| transaction(902, 6_000, 2_000, claim));
     let (first, second) = tokio::join!(store.put_tx(txid, one.clone()), store.put_tx(txid, other.clone()));
-    let stored = store.get_tx(txid, Reuse::Unlikely).await.unwrap().unwrap();
+    let stored = store.load_tx(txid, Blob::First(None), Reuse::Unlikely).await.unwrap().unwrap();
     match (first.unwrap(), second.unwrap()) {
         (PutOutcome::Stored, PutOutcome::OtherStored) => assert!(stored == one),
         (PutOutcome::OtherStored, PutOutcome::Stored) => assert!(stored == other),
@@ -180,7 +181,7 @@ async fn check_unresponsive_server(server: &S3Server) {
     server.pause();
     let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
     assert!(error.may_be_retried(), "{error}");
-    let error = store.get_tx(txid, Reuse::Likely).await.unwrap_err();
+    let error = store.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap_err();
     assert_eq!(error.kind, BlobErrorKind::Retryable, "{error}");
     server.resume();
     let mut attempts = 0;
@@ -192,7 +193,7 @@ async fn check_unresponsive_server(server: &S3Server) {
         attempts += 1;
     };
     assert_ne!(put, PutOutcome::OtherStored);
-    assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
+    assert_eq!(store.load_tx(txid, Blob::First(None), Reuse::Likely).await.unwrap(), Some(bytes));
     assert!(store.exists(BlobName::tx(txid)).await.unwrap());
 }
 

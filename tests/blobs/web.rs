@@ -17,9 +17,12 @@ use axum::{
     http::StatusCode,
     routing::get,
 };
-use utxo_store::blob::{
-    BlobAccess, BlobErrorKind, BlobName, BlobOptions, BlobStore, BlobUrl, EventBodyLimits, Intent, OpenBlobError,
-    Reuse, conformance::transaction, open, open_event_bodies,
+use utxo_store::{
+    blob::{
+        BlobAccess, BlobErrorKind, BlobName, BlobOptions, BlobStore, BlobUrl, EventBodyLimits, Intent, OpenBlobError,
+        Reuse, conformance::transaction, open, open_event_bodies,
+    },
+    record::Blob,
 };
 
 use crate::{acquire_serial_guard, block_on};
@@ -67,12 +70,19 @@ fn blobs_behind_a_web_server_are_read_and_never_written() {
         writer.put_tx(large, large_bytes.clone()).await.unwrap();
 
         let store = open_store(&url).await.unwrap();
-        assert_eq!(store.get_tx(small, Reuse::Unlikely).await.unwrap(), Some(small_bytes.clone()));
-        assert_eq!(store.get_tx(large, Reuse::Unlikely).await.unwrap(), Some(large_bytes));
-        assert!(store.tx_outputs(large, &[2_999], Reuse::Unlikely).await.unwrap().unwrap().contains_key(&2_999));
+        assert_eq!(store.load_tx(small, Blob::First(None), Reuse::Unlikely).await.unwrap(), Some(small_bytes.clone()));
+        assert_eq!(store.load_tx(large, Blob::First(None), Reuse::Unlikely).await.unwrap(), Some(large_bytes));
+        assert!(
+            store
+                .load_tx_outputs(large, Blob::First(None), &[2_999], Reuse::Unlikely)
+                .await
+                .unwrap()
+                .unwrap()
+                .contains_key(&2_999)
+        );
         assert!(store.exists(BlobName::tx(small)).await.unwrap());
         let (absent, bytes) = transaction(3, 5, 30, 1);
-        assert_eq!(store.get_tx(absent, Reuse::Unlikely).await.unwrap(), None);
+        assert_eq!(store.load_tx(absent, Blob::First(None), Reuse::Unlikely).await.unwrap(), None);
         assert!(!store.exists(BlobName::tx(absent)).await.unwrap());
         for error in
             [store.put_tx(absent, bytes).await.unwrap_err(), store.delete(BlobName::tx(small)).await.unwrap_err()]
@@ -87,11 +97,15 @@ fn blobs_behind_a_web_server_are_read_and_never_written() {
             (200, BlobErrorKind::Corrupt),
         ] {
             status.store(code, Ordering::SeqCst);
-            let error = store.get_tx(small, Reuse::Unlikely).await.unwrap_err();
+            let error = store.load_tx(small, Blob::First(None), Reuse::Unlikely).await.unwrap_err();
             assert_eq!(error.kind, kind, "status {code}: {error}");
             assert!(!error.to_string().contains('\n'), "{error}");
             status.store(0, Ordering::SeqCst);
-            assert_eq!(store.get_tx(small, Reuse::Unlikely).await.unwrap(), Some(small_bytes.clone()), "after {code}");
+            assert_eq!(
+                store.load_tx(small, Blob::First(None), Reuse::Unlikely).await.unwrap(),
+                Some(small_bytes.clone()),
+                "after {code}"
+            );
         }
         // Bodies of events are read the same way, and are refused before a request.
         let (options, limits) = (BlobOptions::default(), EventBodyLimits::default());

@@ -69,7 +69,7 @@ fn page(number: u32, slots: u32) -> Page {
     master.verdict = None;
     master.total_utxos = slots;
     master.unmined_since = Some(100);
-    master.body = Some(utxo_store::record::Body::External(utxo_store::record::Blob::First));
+    master.body = Some(utxo_store::record::Body::External(utxo_store::record::Blob::First(None)));
     page
 }
 

@@ -343,7 +343,7 @@ async fn assert_creates_survive_kills(url: &str, blobs: Option<&Path>, kills: u6
     let mut violations = Vec::new();
     verify(&store, |_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
     assert!(violations.is_empty(), "{violations:#?}");
-    let stored = |page: &Page| matches!(page.body(), Some(Body::External(Blob::First)));
+    let stored = |page: &Page| matches!(page.body(), Some(Body::External(Blob::First(_))));
     for number in &begun {
         let master = store.master(wide(*number, KILLED_OUTPUTS, InitialState::Live).others.txid()).await.unwrap();
         assert_eq!(stored(&master.unwrap()), blobs.is_some());

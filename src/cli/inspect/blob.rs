@@ -11,13 +11,14 @@ use serde::Serialize;
 use super::super::{CliResult, ConfigArgs, Failure, opening, output};
 use crate::{
     blob::{BlobName, BlobStore, BlobUrl, Intent, Reuse},
+    record::Blob,
     telemetry::Metrics,
     tx::Txid,
 };
 
 const AFTER_HELP: &str = "\
-Reads each blob in pieces, and checks its checksum and its transaction id. A blob of the reference system has no
-checksum. Writes nothing.
+Reads each blob in pieces, and checks its transaction id. `verify` also checks the hash of the
+content, which only the record has. Writes nothing.
 
 Example: utxo-store inspect blob --config deploy/utxo-store.toml \\
     0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098";
@@ -69,10 +70,10 @@ impl BlobArgs {
 
 async fn find(store: &BlobStore, txid: Txid) -> Result<Vec<BlobView>, Failure> {
     let mut found = Vec::new();
-    if store.tx_outputs(txid, &[], Reuse::Unlikely).await?.is_some() {
+    if store.load_tx_outputs(txid, Blob::First(None), &[], Reuse::Unlikely).await?.is_some() {
         found.push(BlobView { name: BlobName::tx(txid).to_string(), outputs: None, height: None });
     }
-    if let Some(partial) = store.get_outputs(txid).await? {
+    if let Some(partial) = store.load_outputs(txid, Blob::First(None)).await? {
         let (outputs, height) = (Some(partial.outputs.len()), Some(partial.height));
         found.push(BlobView { name: BlobName::outputs(txid).to_string(), outputs, height });
     }

@@ -88,6 +88,11 @@ pub fn txid_of(bins: &mut IndexMap<String, Value>) -> Result<crate::tx::Txid, Ba
     values::txid(super::names::TX_ID, value)
 }
 
+/// Returns whether a health check of the reference system wrote this record.
+pub fn is_reference_health_check(bins: &IndexMap<String, Value>) -> bool {
+    bins.keys().eq([super::names::HEALTH_CHECK])
+}
+
 /// Returns the page number that a scanned record contains. Masters, lock records and pages of the reference system
 /// contain none.
 pub fn page_number_of(bins: &IndexMap<String, Value>) -> Option<u32> {

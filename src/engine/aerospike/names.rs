@@ -61,6 +61,10 @@ pub const SLOT_HEIGHT: &str = "slotHeight";
 pub const CREATED_BY: &str = "createdBy";
 /// Added: the BLAKE3 of the blob that holds the body, where another blob of the transaction was stored first.
 pub const OTHER_BLOB: &str = "otherBlob";
+/// The one bin of the record that a health check of the reference system leaves in the set of transactions.
+pub const HEALTH_CHECK: &str = "bin";
+/// Added: the BLAKE3 of the blob that holds the body, where no other blob of the transaction was stored before.
+pub const BLOB_HASH: &str = "blobHash";
 /// Added: a coinbase arrived in extended format; its body is returned in that format.
 pub const EXTENDED_BODY: &str = "extendedBody";
 /// Added: a body that the bins `inputs` and `outputs` cannot return byte for byte.

@@ -140,9 +140,11 @@ impl ConnectedCluster {
         Ok(found)
     }
 
-    /// Decodes a record; `None`: a command record without an id, as an earlier version wrote it.
+    /// Decodes a record; `None`: a record that is no part of the state: a command record without an id, as an earlier
+    /// version wrote it, or the record of a health check of the reference system.
     fn decode_record(&self, set: Set, mut record: ServerRecord) -> Result<Option<(Key, Record)>, EngineError> {
         let key = match set {
+            Set::Transactions if bins::is_reference_health_check(&record.bins) => return Ok(None),
             Set::Transactions => self.key_of(&mut record)?,
             Set::Blocks => {
                 Key::Block(bins::block_id_of(&record.bins).map_err(|error| damaged("scan", "a block", error))?)

@@ -24,7 +24,7 @@ const STATUS: [&str; 11] = [
 ];
 
 /// Bins of the stored data of a transaction besides [`STATUS`], slots, inputs and outputs.
-const META: [&str; 20] = [
+const META: [&str; 21] = [
     names::VERSION,
     names::LOCK_TIME,
     names::FEE,
@@ -42,6 +42,7 @@ const META: [&str; 20] = [
     names::UNMINED_SINCE,
     names::EXTERNAL,
     names::OTHER_BLOB,
+    names::BLOB_HASH,
     names::CONFLICTING_CHILDREN,
     names::SPENT_PAGES,
     names::PRESERVE_UNTIL,

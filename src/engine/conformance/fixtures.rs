@@ -98,7 +98,7 @@ pub(crate) fn page_with_transaction(txid: Txid, slots: u32) -> Page {
 pub(crate) fn page_with_external_body(txid: Txid, slots: u32) -> Page {
     let mut page = Page { size_in_bytes: 300, amount_sizes: amount_sizes(slots), ..page_of(txid, slots) };
     if let Some(master) = &mut page.master {
-        master.body = Some(Body::External(Blob::First));
+        master.body = Some(Body::External(Blob::First(None)));
     }
     page
 }
@@ -111,7 +111,7 @@ fn amount_sizes(slots: u32) -> Bytes {
 pub(crate) fn creating_page(txid: Txid, slots: u32, since_ms: u64) -> Page {
     let mut page = Page { creating_at: Some(since_ms), ..page_of(txid, slots) };
     if let Some(master) = &mut page.master {
-        master.body = Some(Body::External(Blob::First));
+        master.body = Some(Body::External(Blob::First(None)));
         master.total_extra_recs = 1;
     }
     page

@@ -10,6 +10,13 @@ use crate::{
 };
 
 /// Bits of the flags of a page. A bit announces a field; slots and the master's fields follow the fields of every page.
+/// How the record refers to the blob of its body.
+mod blob_form {
+    pub const FIRST: u8 = 0;
+    pub const OTHER: u8 = 1;
+    pub const FIRST_WITH_HASH: u8 = 2;
+}
+
 mod flag {
     pub const COINBASE: u32 = 1;
     pub const LOCKED: u32 = 1 << 1;
@@ -185,10 +192,13 @@ fn write_master(master: &Master, w: &mut RecordWriter) {
             w.count(outputs.count() as usize);
             outputs.iter().for_each(|output| w.option(output, |w, output| w.output(output)));
         }
-        Some(Body::External(Blob::First)) => w.byte(0),
-        Some(Body::External(Blob::Other(hash))) => {
-            w.byte(1);
-            w.raw(hash);
+        Some(Body::External(blob)) => {
+            w.byte(match blob {
+                Blob::First(None) => blob_form::FIRST,
+                Blob::First(Some(_)) => blob_form::FIRST_WITH_HASH,
+                Blob::Other(_) => blob_form::OTHER,
+            });
+            blob.content_hash().iter().for_each(|hash| w.raw(hash));
         }
         None => {}
     }
@@ -300,8 +310,12 @@ fn read_body(a: &mut FlaggedFields) -> Result<Option<Body>, CodecError> {
         0 => Ok(None),
         flag::TRANSACTION => Ok(Some(Body::Transaction(a.r.bytes()?))),
         flag::OUTPUTS => Ok(Some(Body::Outputs(a.r.list(|r| r.option(RecordReader::output))?))),
-        flag::EXTERNAL if a.r.bool()? => Ok(Some(Body::External(Blob::Other(a.r.array()?)))),
-        flag::EXTERNAL => Ok(Some(Body::External(Blob::First))),
+        flag::EXTERNAL => Ok(Some(Body::External(match a.r.byte()? {
+            blob_form::FIRST => Blob::First(None),
+            blob_form::FIRST_WITH_HASH => Blob::First(Some(a.r.array()?)),
+            blob_form::OTHER => Blob::Other(a.r.array()?),
+            _ => return Err(CodecError::Field("blob")),
+        }))),
         _ => Err(CodecError::Field("flags")),
     }
 }

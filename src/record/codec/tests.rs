@@ -67,7 +67,7 @@ fn body() -> impl Strategy<Value = Body> {
     prop_oneof![
         vec(any::<u8>(), 0..300).prop_map(|bytes| Body::Transaction(bytes.into())),
         vec(option::of(output()), 0..4).prop_map(|outputs| Body::Outputs(outputs.into_iter().collect())),
-        Just(Body::External(Blob::First)),
+        option::of(any::<[u8; 32]>()).prop_map(|hash| Body::External(Blob::First(hash))),
         any::<[u8; 32]>().prop_map(|hash| Body::External(Blob::Other(hash))),
     ]
 }

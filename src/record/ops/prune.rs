@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_conflicting_tombstone_keeps_its_body_and_any_tombstone_its_blob() {
-        let bodies = [Body::Transaction(transaction(2)), Body::External(crate::record::Blob::First)];
+        let bodies = [Body::Transaction(transaction(2)), Body::External(crate::record::Blob::First(None))];
         for body in bodies {
             let pruned = |mut stored: Page| {
                 master(&mut stored).body = Some(body.clone());

@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn an_inline_body_replaced_by_a_blob_leaves_its_amount_sizes() {
         let mut record = record(contested(2, Verdict::Pending));
-        let external = ClaimedBody { body: Body::External(Blob::First), ..claimed() };
+        let external = ClaimedBody { body: Body::External(Blob::First(None)), ..claimed() };
         let before = page(&record).body().unwrap().amount_sizes(2);
         on_master(&mut record, &sequenced(1, Sequenced::ReplaceBody(external.clone())));
         assert_eq!((page(&record).amount_sizes.len(), &page(&record).amount_sizes), (2, &before));

@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn without_an_inline_body_the_amount_size_is_compared() {
-        for body in [Some(Body::External(Blob::First)), None] {
+        for body in [Some(Body::External(Blob::First(None))), None] {
             let mut page = page_of(body);
             let agrees = |page: &_, claim: &SpendSlot| {
                 StoredOutputs::find(page, [claim.offset].into_iter()).agrees_with(page, claim)

@@ -275,10 +275,7 @@ impl<'a> PruneWork<'a> {
         let (Some(blobs), Some(Body::External(blob))) = (&self.store.blobs, master.body()) else { return Ok(()) };
         let txid = master.txid;
         let first = if master.is_partial() { BlobName::outputs(txid) } else { BlobName::tx(txid) };
-        let other = match blob {
-            Blob::First => None,
-            Blob::Other(content) => Some(first.with_content_hash(*content)),
-        };
+        let other = matches!(blob, Blob::Other(_)).then(|| first.of_blob(*blob));
         for name in other.into_iter().chain([first]) {
             let deleting = || blobs.delete(name);
             let deleted =

@@ -49,11 +49,10 @@ pub const NOT_DELETED: &str = "not-deleted";
 
 /// Every intended difference.
 pub const ALL: &[Difference] = &[
-    difference("false-is-absent", &["isCoinbase", "locked", "conflicting"], |theirs, ours| {
-        is_false(theirs) && ours.is_none()
-    }),
+    difference("false-is-absent", &["locked", "conflicting"], |theirs, ours| is_false(theirs) && ours.is_none()),
     difference("page-number", &["pageNumber"], only_ours),
     difference("amount-sizes", &["amountSizes"], only_ours),
+    difference("blob-hash", &["blobHash"], only_ours),
     difference("slot-height", &["slotHeight"], only_ours),
     difference("created-by", &["createdBy"], only_ours),
     difference("stamp", &["chainPos"], only_ours),

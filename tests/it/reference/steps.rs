@@ -148,7 +148,7 @@ impl Transactions {
     fn create_m(&self) -> Vec<Vec<Row>> {
         let mut pages = self.pages("m", HEIGHT, &NewTxState::default()).all(1_700_000_000_000);
         // The body is an existing blob.
-        pages[0].master.as_mut().unwrap().body = Some(Body::External(Blob::First));
+        pages[0].master.as_mut().unwrap().body = Some(Body::External(Blob::First(Some([7; 32]))));
         let create = |page: &Page| self.at("m", page.number, Operation::Create(Arc::new(page.clone())));
         let clear = |page: &Page| self.at("m", page.number, Operation::ClearCreating);
         let (master, others) = pages.split_first().unwrap();

@@ -1,5 +1,5 @@
-//! The body of a transaction: bins `inputs` and `outputs`, or `external` (with `otherBlob` where it is not the first
-//! blob).
+//! The body of a transaction: bins `inputs` and `outputs`, or `external`, with the BLAKE3 of the body in `blobHash`, or
+//! in `otherBlob` where the body is not the first blob.
 
 use aerospike::Value;
 use bytes::Bytes;
@@ -22,11 +22,17 @@ pub fn encode(page: &Page, body: &Body, bins: &mut Bins) {
     match body {
         Body::External(blob) => {
             bins.push((names::EXTERNAL, Value::Bool(true)));
-            if let Blob::Other(hash) = blob {
-                bins.push((names::OTHER_BLOB, Value::Blob(hash.to_vec())));
+            match blob {
+                Blob::First(None) => {}
+                Blob::First(Some(hash)) => bins.push((names::BLOB_HASH, Value::Blob(hash.to_vec()))),
+                Blob::Other(hash) => bins.push((names::OTHER_BLOB, Value::Blob(hash.to_vec()))),
             }
         }
-        Body::Outputs(outputs) => bins.push((names::OUTPUTS, partial_outputs(outputs))),
+        Body::Outputs(outputs) => {
+            // The reference expects `inputs` in every record with `outputs`.
+            bins.push((names::INPUTS, empty_list()));
+            bins.push((names::OUTPUTS, partial_outputs(outputs)));
+        }
         Body::Transaction(bytes) => encode_transaction(page, bytes, bins),
     }
 }
@@ -42,17 +48,23 @@ fn encode_transaction(page: &Page, bytes: &Bytes, bins: &mut Bins) {
         }
         // An output list without outputs makes every filter that compares a stored output refuse the spend.
         _ => {
-            let mut empty = Packed::default();
-            empty.list(0);
-            bins.push((names::OUTPUTS, packed_list(empty)));
+            bins.push((names::OUTPUTS, empty_list()));
             bins.push((names::RAW_BODY, blob_value(bytes)));
         }
     }
 }
 
-/// Returns whether the bins give exactly these bytes back: version and lock time are bins of the page.
+fn empty_list() -> Value {
+    let mut empty = Packed::default();
+    empty.list(0);
+    packed_list(empty)
+}
+
+/// Returns whether the bins give exactly these bytes back: version and lock time are bins of the page, and a record
+/// without inputs is a partial transaction.
 fn is_reproducible(page: &Page, transaction: &Transaction<'_>) -> bool {
-    transaction.version() == page.version
+    transaction.input_count() > 0
+        && transaction.version() == page.version
         && transaction.lock_time() == page.lock_time
         && transaction.is_coinbase() == page.is_coinbase
         && (transaction.is_extended() || transaction.is_coinbase())
@@ -98,16 +110,21 @@ pub fn pack_output(packed: &mut Packed, satoshis: u64, script: &[u8]) {
 pub fn decode(page: &Page, bins: &mut BinReader) -> Result<Option<Body>, BadRecord> {
     if bins.flag(names::EXTERNAL)? {
         let other = bins.optional_array(names::OTHER_BLOB)?;
-        return Ok(Some(Body::External(other.map_or(Blob::First, Blob::Other))));
+        let blob = match other {
+            Some(hash) => Blob::Other(hash),
+            None => Blob::First(bins.optional_array(names::BLOB_HASH)?),
+        };
+        return Ok(Some(Body::External(blob)));
     }
     if let Some(bytes) = bins.optional_blob(names::RAW_BODY)? {
         return Ok(Some(Body::Transaction(bytes.into())));
     }
     let Some(outputs) = bins.optional_list(names::OUTPUTS)? else { return Ok(None) };
-    if !bins.has(names::INPUTS) {
+    // An absent bin, as earlier versions wrote, reads as an empty list.
+    let inputs = bins.list(names::INPUTS)?;
+    if inputs.is_empty() {
         return outputs.into_iter().map(decode_output).collect::<Result<_, _>>().map(|all| Some(Body::Outputs(all)));
     }
-    let inputs = bins.list(names::INPUTS)?;
     let standard = page.is_coinbase && !bins.flag(names::EXTENDED_BODY)?;
     transaction(page, inputs, outputs, standard).map(|bytes| Some(Body::Transaction(bytes.into())))
 }

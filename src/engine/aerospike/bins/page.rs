@@ -56,8 +56,11 @@ pub fn encode(page: &Page) -> Bins {
 
 /// Encodes the bins that few pages have.
 fn encode_rare_bins(page: &Page, bins: &mut Bins) {
+    // The reference takes a record without `isCoinbase` for damaged.
+    if page.utxos.is_some() || page.is_coinbase {
+        bins.push((names::IS_COINBASE, Value::Bool(page.is_coinbase)));
+    }
     let flags = [
-        (names::IS_COINBASE, page.is_coinbase),
         (names::LOCKED, page.locked),
         (names::CONFLICTING, page.conflicting),
         (names::FROZEN, page.frozen),
@@ -88,7 +91,8 @@ pub fn encode_shared(page: &Page, bins: &mut Bins) {
     }
     if !page.utxo_spendable_in.is_empty() {
         let heights = page.utxo_spendable_in.iter().map(|(slot, height)| (int(*slot), int(*height)));
-        bins.push((names::SPENDABLE_IN, Value::SortedMap(heights.collect())));
+        // The reference reads a map without an order, and no other.
+        bins.push((names::SPENDABLE_IN, Value::OrderedMap(heights.collect())));
     }
     if !page.reassignments.is_empty() {
         let entries = page.reassignments.iter().map(encode_reassignment).collect();
