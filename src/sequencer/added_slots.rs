@@ -7,7 +7,11 @@
 
 use crate::{
     record::{Key, Outcome, Page, Phase, Rejection, Reply, Sequenced, build::added_slots},
-    sequencer::{SequencerError, context::HandlerContext, pages::restore_page},
+    sequencer::{
+        SequencerError,
+        context::HandlerContext,
+        pages::{restore_page, update_masters},
+    },
     store::body::ParsedBody,
     tx::{Txid, UtxoHash},
 };
@@ -73,22 +77,20 @@ async fn add_slots_to_page(
     number: u32,
     add: &Sequenced,
 ) -> Result<(), SequencerError> {
-    let row = || cx.row(Phase::Apply, Key::Page(master.txid, number), add.clone());
-    let mut outcome = cx.apply(vec![row()]).await?.pop();
-    if outcome == Some(Outcome::Rejected(Rejection::NotFound)) {
+    let rows = [cx.row(Phase::Apply, Key::Page(master.txid, number), add.clone())];
+    let mut outcomes = cx.apply(rows.to_vec()).await?;
+    if outcomes[..] == [Outcome::Rejected(Rejection::NotFound)] {
         restore_page(cx, master.txid, number).await?;
-        outcome = cx.apply(vec![row()]).await?.pop();
+        outcomes = cx.apply(rows.to_vec()).await?;
     }
-    let all_spent = match outcome {
-        Some(
-            Outcome::Applied(Reply::Slots { all_spent, .. }) | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }),
-        ) => all_spent,
-        Some(Outcome::Rejected(Rejection::StaleStamp(_) | Rejection::Pruned(_))) => return Ok(()),
+    match &outcomes[..] {
+        [Outcome::Applied(Reply::Slots { .. }) | Outcome::AlreadyApplied(Reply::Slots { .. })] => {
+            update_masters(cx, &rows, &outcomes).await
+        }
+        [Outcome::Rejected(Rejection::StaleStamp(_) | Rejection::Pruned(_))] => Ok(()),
         other => {
             let txid = master.txid;
-            return Err(SequencerError::Halt(format!("cannot add slots to page {number} of {txid}: {other:?}")));
+            Err(SequencerError::Halt(format!("cannot add slots to page {number} of {txid}: {other:?}")))
         }
-    };
-    let set_spent = Sequenced::SetPageSpent { page: number, spent: all_spent };
-    cx.apply_to_master(master.txid, set_spent).await
+    }
 }

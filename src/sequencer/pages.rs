@@ -73,8 +73,7 @@ pub async fn create_contested(
 }
 
 /// Applies rows that take or free slots. The reason of a refusal by another page than the master is read from the
-/// master. The master is updated when a row takes the last slot of a page, or frees a slot of a page without free
-/// slots.
+/// master. The master is updated where a row leaves a page without free slots, or can have freed a slot.
 pub async fn apply_to_slots(cx: &HandlerContext<'_>, rows: Vec<Row>) -> Result<Vec<Outcome>, SequencerError> {
     if rows.iter().all(|row| matches!(row.key, Key::Page(_, 0))) {
         return cx.apply(rows).await;
@@ -108,7 +107,9 @@ pub async fn update_masters(cx: &HandlerContext<'_>, rows: &[Row], outcomes: &[O
         if let (Key::Page(_, 1..), Operation::Sequenced(stamp, operation)) = (row.key, &row.operation)
             && let Outcome::Applied(Reply::Slots { all_spent, .. })
             | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }) = outcome
-            && *all_spent == is_respend(operation)
+            // A settled slot of a page that is all spent is reported, too: a predecessor can have written "not all
+            // spent" late, and was stopped before its second look.
+            && (*all_spent || !is_respend(operation))
         {
             // A slot that is freed in the same request keeps the page from being all spent, in any order of the rows.
             let (_, spent) = page_states.entry(row.key).or_insert((*stamp, *all_spent));

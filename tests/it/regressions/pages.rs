@@ -332,6 +332,35 @@ async fn a_page_spent_during_a_settle_stays_recorded_as_all_spent() {
     world.check("a page that is all spent meanwhile").await;
 }
 
+/// As before, and the sequencer is killed before its second look at the page (simulator, seed 33578). Protects: the
+/// next sequencer settles the slot again, finds the page all spent, and records that.
+#[tokio::test(start_paused = true)]
+async fn a_page_spent_during_a_settle_is_recorded_by_the_next_sequencer() {
+    let world = paged(2).await;
+    let seed = world.seed(1, 4).await;
+    let (winner, loser) = (spend(&[seed.coin(2)], 1, 1), spend(&[seed.coin(2)], 1, 2));
+    let last = spend(&[seed.coin(3)], 1, 3);
+    let of = seed.txid;
+    let holding = HoldingEngine::hold_first(&world, move |row| {
+        is_sequenced(row, of, |operation| matches!(operation, Sequenced::SetPageSpent { spent: false, .. }))
+    });
+    let running = holding.in_front_of(&world).start();
+    for made in [&winner, &loser] {
+        world.validate(made).await;
+    }
+    holding.wait_for_held(1).await;
+    world.validate(&last).await;
+    while world.page(&last).await.is_none() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    running.kill().await;
+    assert!(matches!(holding.release().await[..], [Outcome::Applied(_)]));
+    let next = world.start();
+    world.until_consumed().await;
+    next.stop().await;
+    world.check("a page that is all spent before a kill").await;
+}
+
 /// A node loses the clearing of a page of a live transaction, and a block lists that transaction before any instance
 /// notices (simulator, seed 301034 with `SIM_WITH=node-forgets`). Protects: a half-created page is completed and does
 /// not halt the chain.
