@@ -11,7 +11,7 @@ use utxo_store::{
     engine::{RecordEngine, memory::MemoryEngine},
     event::{Block, DeadLetter, Event},
     prepare::{PrepareSettings, PreparedEvent, prepare},
-    record::{Key, Page, TxState, Verdict},
+    record::{Key, Page, Stamp, TxState, Verdict},
     sequencer::state::ChainState,
     store::StateStore,
     tx::Txid,
@@ -30,14 +30,16 @@ pub struct CommitCheck {
     pub observer: Arc<Observer>,
     chain: ChainLog,
     checked: Mutex<BTreeMap<TopicPartition, u64>>,
+    /// The last committed offset and era of the chain.
+    progress: Mutex<(u64, u32)>,
 }
 
 impl CommitCheck {
     pub fn new(world: &World, observer: Arc<Observer>) -> Self {
         let (broker, store, memory) = (world.broker.clone(), world.store.clone(), world.memory.clone());
         let settings = PrepareSettings::of(&world.store);
-        let (chain, checked) = Default::default();
-        CommitCheck { broker, store, memory, settings, observer, chain, checked }
+        let (chain, checked, progress) = Default::default();
+        CommitCheck { broker, store, memory, settings, observer, chain, checked, progress }
     }
 
     /// Records that an operator has reset the group: offsets from there on are checked again.
@@ -65,6 +67,9 @@ impl CommitCheck {
             return Err(format!("the earlier commit was up to {from}"));
         }
         let state = ChainState::from_metadata(&committed.metadata).unwrap_or_default();
+        if &*partition.topic == "chain" {
+            *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = (committed.offset, state.era);
+        }
         for message in read_messages(&self.broker, partition, from, committed.offset).await {
             let at = message.offset;
             let missing = match &*partition.topic {
@@ -102,13 +107,22 @@ impl CommitCheck {
         for number in 1..=master.master.as_ref().map_or(0, |bins| bins.total_extra_recs) {
             let read = self.memory.read(&[Key::Page(master.txid, number)]).await.remove(0);
             let page = utxo_store::store::into_page(read.map_err(|error| error.to_string())?);
-            let state = page.map(|page| page.state());
+            let state = page.as_ref().map(|page| page.state());
             let went_first = matches!(state, Some(TxState::Pruned(_))) && master.is_all_spent();
-            if state != Some(TxState::Live) && !went_first {
+            let is_flagged_early = page.is_some_and(|page| page.conflicting && self.is_handled_again(&page));
+            if state != Some(TxState::Live) && !went_first && !is_flagged_early {
                 return Err(format!("{} is live, but its page {number} is {state:?}", master.txid));
             }
         }
         Ok(())
+    }
+
+    /// Returns whether the chain has yet to handle again the event that last changed the page. A node that lost the
+    /// master and not this page leaves the flag of a verdict that the chain repeats.
+    fn is_handled_again(&self, page: &Page) -> bool {
+        let (handled, era) = *self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_of_earlier_era = |stamp: Stamp| (stamp.offset >> Stamp::OFFSET_BITS) < era.into();
+        page.chain_pos.is_some_and(|stamp| is_of_earlier_era(stamp) && stamp.chain_offset() >= handled)
     }
 
     /// Returns whether a later event of the chain has changed the master.
