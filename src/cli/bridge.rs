@@ -21,12 +21,13 @@ use crate::{
 
 const AFTER_HELP: &str = "\
 Reads the reference's transactions (KafkaTxValidationTopicMessage, unkeyed) and final blocks
-(KafkaBlocksFinalTopicMessage, with their subtree objects), and publishes validated transactions under their txids,
-block-mined and reorg events with a sequence to the topics of the configuration. Continues at the committed offsets of
-its group; one process is enough, and a second one changes nothing.
+(KafkaBlocksFinalTopicMessage, with their subtree objects), and publishes validated transactions
+under their txids, block-mined and reorg events with a sequence to the topics of the
+configuration. Continues at the committed offsets of its group; one process is enough, and a
+second one changes nothing.
 
-Example: utxo-store bridge --config deploy/utxo-store.toml --transactions validatortxs --blocks blocks-final \\
-    --subtrees file:///var/lib/teranode/subtrees";
+Example: utxo-store bridge --config deploy/utxo-store.toml --transactions validatortxs \\
+    --blocks blocks-final --subtrees file:///var/lib/teranode/subtrees";
 
 /// Command-line arguments of `utxo-store bridge`.
 #[derive(Debug, Args)]

@@ -29,12 +29,13 @@ use decide::{DecideArgs, DecideServices};
 pub use list::{LoggedCommand, list_commands};
 
 const AFTER_HELP: &str = "\
-A command is published to the chain log; the sequencer handles each command once, in the order of the log. The result is
-printed. The exit code is 1 if a command was refused or had no answer in time. A command without an answer is still
-handled: run it again with the same --id, which changes nothing and prints the first result.
+A command is published to the chain log; the sequencer handles each command once, in the order of
+the log. The result is printed. The exit code is 1 if a command was refused or had no answer in
+time. A command without an answer is still handled: run it again with the same --id, which changes
+nothing and prints the first result.
 
 Example:
-  utxo-store command --config utxo-store.toml freeze 4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b:0
+  utxo-store command --config utxo-store.toml freeze 4a5e1e…a33b:0
   utxo-store command --config utxo-store.toml preserve 4a5e1e…a33b --until 900000
   utxo-store command --config utxo-store.toml unlock --from txids.txt
   utxo-store command --config utxo-store.toml list";
@@ -181,8 +182,8 @@ fn unreadable(file: &Path, error: &dyn Display) -> Failure {
 
 const SET_HELP: &str = "\
 Example:
-  utxo-store command --config utxo-store.toml reassign 4a5e1e…a33b:0 --utxo-hash 0123…cdef --script 76a9…88ac \\
-    --satoshis 5000000000 --height 900000
+  utxo-store command --config utxo-store.toml reassign 4a5e1e…a33b:0 --utxo-hash 0123…cdef \\
+    --script 76a9…88ac --satoshis 5000000000 --height 900000
 
 FILE has one reassignment per line, a JSON object as `utxo-store events` prints it:
   {\"event\":\"command\",\"id\":\"000102030405060708090a0b0c0d0e0f\",\"action\":{\"reassign\":{\"outpoint\":…}}}";

@@ -23,18 +23,19 @@ use settle::{SETTLE_BATCH, SettleMethod, SettleResult, Settler};
 use verdicts::Verdicts;
 
 const AFTER_HELP: &str = "\
-A dead letter stays in its topic for good; a later message of the topic records that the dead letter was settled. A
-replay publishes the source message again to its topic, or reconsiders the transaction if the reason was a missing
-parent. Replay after the cause is mended; an event that fails again becomes a new dead letter. Up to 1,000 dead letters
-are replayed at once, and each is settled when its answer comes, so a replay that was killed can be started again.
-Blocks, reorgs and commands have a fixed order and are not replayed: publish them anew.
+A dead letter stays in its topic for good; a later message of the topic records that the dead
+letter was settled. A replay publishes the source message again to its topic, or reconsiders the
+transaction if the reason was a missing parent. Replay after the cause is mended; an event that
+fails again becomes a new dead letter. Up to 1,000 dead letters are replayed at once, and each is
+settled when its answer comes, so a replay that was killed can be started again. Blocks, reorgs
+and commands have a fixed order and are not replayed: publish them anew.
 
 Example:
   utxo-store dead-letters list --config utxo-store.toml
   utxo-store dead-letters replay --config utxo-store.toml --class missing-parent \\
     --from-timestamp 2026-11-23T10:00:00Z --dry-run
-  utxo-store dead-letters discard --config utxo-store.toml --topic utxo.validated-txs --partition 3 \\
-    --from-offset 17 --to-offset 17";
+  utxo-store dead-letters discard --config utxo-store.toml --topic utxo.validated-txs \\
+    --partition 3 --from-offset 17 --to-offset 17";
 
 /// Command-line arguments of `utxo-store dead-letters`.
 #[derive(Debug, Args)]

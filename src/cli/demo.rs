@@ -66,18 +66,19 @@ Example:
   utxo-store demo --scenario double-spend
   utxo-store demo --scenario wallets
   utxo-store demo --contended --keep
-  utxo-store demo --blocks tests/data/mainnet-277647.block --prevouts tests/data/mainnet-277647.prevouts.csv
+  utxo-store demo --blocks tests/data/mainnet-277647.block \\
+    --prevouts tests/data/mainnet-277647.prevouts.csv
   utxo-store demo --brokers 127.0.0.1:9092 --events events.jsonl --json
 
-A file of events has one JSON object per line, as schemas/ describes. Two further lines are accepted:
-{\"demo\":\"settle\"} produces the rest only after every event before is consumed (so that a command comes after the
-blocks before it). Any bytes, for example a dead letter, are produced by
+A file of events has one JSON object per line, as schemas/ describes. Two further lines are
+accepted: {\"demo\":\"settle\"} produces the rest only after every event before is consumed (so that a
+command comes after the blocks before it). Any bytes, for example a dead letter, are produced by
 {\"demo\":\"raw\",\"topic\":\"utxo.validated-txs\",\"key\":\"<txid>\",\"payload\":\"<hex>\"}.
 
-Without --blocks or --events the demo feeds blocks 0 to 4,312 of the main network, which are part of the program.
-Without --brokers the demo starts a mock broker, which holds little and is no evidence for Kafka. The exit code is 0
-only if the store and its rebuild have the same digest, no invariant is broken, and at least one kill came before every
-event was consumed.";
+Without --blocks or --events the demo feeds blocks 0 to 4,312 of the main network, which are part
+of the program. Without --brokers the demo starts a mock broker, which holds little and is no
+evidence for Kafka. The exit code is 0 only if the store and its rebuild have the same digest, no
+invariant is broken, and at least one kill came before every event was consumed.";
 
 /// Address of `--keep` without a value.
 const KEPT_ADDRESS: &str = "127.0.0.1:8080";

@@ -32,16 +32,18 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Makes the checks of `run --check`, asks instances for /health/ready, counts the dead letters that are not settled, and
-with --verify checks the invariants of the store. Joins no group and writes nothing.
+Makes the checks of `run --check`, asks instances for /health/ready, counts the dead letters that
+are not settled, and with --verify checks the invariants of the store. Joins no group and writes
+nothing.
 
-The answer begins with what to do first: a cause stands before everything that can follow from the cause. Each entry has
-the finding, the first step, and the page of docs/ with all steps. Exit code 1 after a failed check, 0 with warnings
-alone.
+The answer begins with what to do first: a cause stands before everything that can follow from the
+cause. Each entry has the finding, the first step, and the page of docs/ with all steps. Exit code
+1 after a failed check, 0 with warnings alone.
 
 Without --instance the instance at http.listen is asked, if one answers there.
 
-Example: utxo-store doctor --config utxo-store.toml --instance http://10.0.0.1:9464 --instance http://10.0.0.2:9464";
+Example: utxo-store doctor --config utxo-store.toml --instance http://10.0.0.1:9464 --instance
+http://10.0.0.2:9464";
 
 /// Findings on instances, and how many have answered.
 struct AskedInstances {

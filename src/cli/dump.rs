@@ -8,9 +8,10 @@ use super::{CliResult, Failure, block_on, offline::StoreArgs, output};
 use crate::store::{StateStore, digest::SurveyError, dump::dump};
 
 const AFTER_HELP: &str = "\
-One JSON object per transaction and line, with everything that the digest covers (schemas/digest.md). If two stores have
-different digests, a diff of their dumps shows the transactions. fjall and memory: the lines are ordered by the bytes of
-the txid in internal order (not by its text). Pipe the lines of other stores through sort.
+One JSON object per transaction and line, with everything that the digest covers
+(schemas/digest.md). If two stores have different digests, a diff of their dumps shows the
+transactions. fjall and memory: the lines are ordered by the bytes of the txid in internal order
+(not by its text). Pipe the lines of other stores through sort.
 
 Example: utxo-store dump --config deploy/utxo-store.toml > state.jsonl";
 

@@ -31,17 +31,18 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 const EXAMPLE: &str = "\
 Example:
   utxo-store generate --blocks blk00000.dat --brokers 127.0.0.1:9092
-  utxo-store generate --blocks tests/data/mainnet-384188.block --synthesize-prevouts --brokers 127.0.0.1:9092
+  utxo-store generate --blocks tests/data/mainnet-384188.block --synthesize-prevouts \\
+    --brokers 127.0.0.1:9092
   utxo-store generate --events events.jsonl --brokers 127.0.0.1:9092
   utxo-store generate --scenario coinbase-reorg --brokers 127.0.0.1:9092
   utxo-store generate --scenario flood --rivals 1000000 --brokers 127.0.0.1:9092
 
 A flood is an attack: payments of the same coins, as fast as the brokers take them.
 
-The blocks of all files are connected by their previous-block hashes, in whatever order the files have them; the chain
-with the most work is produced. A separate line counts what was left out: stale blocks, half a block, bytes that are no
-block. Missing topics are created. Blocks are numbered from 1, so topics with blocks accept only the same files, or more
-of the same chain.";
+The blocks of all files are connected by their previous-block hashes, in whatever order the files
+have them; the chain with the most work is produced. A separate line counts what was left out:
+stale blocks, half a block, bytes that are no block. Missing topics are created. Blocks are
+numbered from 1, so topics with blocks accept only the same files, or more of the same chain.";
 
 /// Command-line arguments of `utxo-store generate`.
 #[derive(Debug, Args)]

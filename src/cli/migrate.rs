@@ -29,11 +29,12 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Copies every record, the meta record and the identity of a store into an empty store of any engine or layout, and
-compares each record of both. The number of slots a page stays; `replay --rebuild` builds a store with another number.
-Large bodies stay in the blob store of the configuration (store.blobs.url), which belongs to the copy from then on. No
-instance of the group may run. After a kill the same command continues. At the end no instance starts on the source any
-more: set store.url to the copy, and start `run`. `--undo` goes back while the copy has consumed nothing.
+Copies every record, the meta record and the identity of a store into an empty store of any engine
+or layout, and compares each record of both. The number of slots a page stays; `replay --rebuild`
+builds a store with another number. Large bodies stay in the blob store of the configuration
+(store.blobs.url), which belongs to the copy from then on. No instance of the group may run. After
+a kill the same command continues. At the end no instance starts on the source any more: set
+store.url to the copy, and start `run`. `--undo` goes back while the copy has consumed nothing.
 
 Example: utxo-store migrate --from aerospike://old/utxo --to 'aerospike://new/utxo?layout=compact'";
 

@@ -69,9 +69,9 @@ pub struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration, 3 stopped at once by a second signal,
-4 ended by the watchdog (run, replay), 5 fenced: another process has the same kafka.instance_id and continues (run,
-replay --from-…).
+Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration, 3 stopped at once by a second
+signal, 4 ended by the watchdog (run, replay), 5 fenced: another process has the same
+kafka.instance_id and continues (run, replay --from-…).
 
 Example: utxo-store config check --config deploy/utxo-store.toml";
 

@@ -34,11 +34,12 @@ use crate::{
 const PROGRESS_TEMPLATE: &str = "{spinner} {human_pos} transactions, {per_sec}: {msg}";
 
 const AFTER_HELP: &str = "\
-Prunes transactions whose outputs are all spent by mined transactions, and conflicting transactions, both
-store.block_height_retention blocks later. Bodies of conflicting transactions that are blobs are deleted only from a
-store on fjall, which no instance can open meanwhile. --height is at most the greatest height of the chain that the
-group has committed. Instances prune by themselves (prune.enabled); this command is for stores without a running
-instance, and is refused while an instance runs. After a kill the same command continues.
+Prunes transactions whose outputs are all spent by mined transactions, and conflicting
+transactions, both store.block_height_retention blocks later. Bodies of conflicting transactions
+that are blobs are deleted only from a store on fjall, which no instance can open meanwhile.
+--height is at most the greatest height of the chain that the group has committed. Instances prune
+by themselves (prune.enabled); this command is for stores without a running instance, and is
+refused while an instance runs. After a kill the same command continues.
 
 Example: utxo-store prune --config deploy/utxo-store.toml --height 850000 --dry-run";
 

@@ -17,11 +17,12 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-A half-created transaction of several pages has all its pages once its master exists; only the creating flags remain to
-be cleared, the master's last. Normally the instance that created the pages clears them, or the next instance that reads
-the event. Not touched: transactions with a lock record that has not expired, transactions that have changed within
---older-than, and transactions that wait for a verdict. Pages without a master belong to an event that is not completed;
-they are only reported.
+A half-created transaction of several pages has all its pages once its master exists; only the
+creating flags remain to be cleared, the master's last. Normally the instance that created the
+pages clears them, or the next instance that reads the event. Not touched: transactions with a
+lock record that has not expired, transactions that have changed within --older-than, and
+transactions that wait for a verdict. Pages without a master belong to an event that is not
+completed; they are only reported.
 
 The exit code is 1 if a transaction cannot be completed.
 

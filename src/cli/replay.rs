@@ -24,35 +24,43 @@ use crate::{
 use positions::{ReplayEnd, read_offsets};
 
 const AFTER_HELP: &str = "\
---rebuild reads every topic from offset 0 to the offsets that the group has committed. A rebuild publishes nothing,
-commits nothing and joins no group, so it can run beside the instances. The printed digest equals the digest of the live
-store once the live store has committed all events and no contest is undecided. If the group was stopped before, its
-instances can continue with the new store: set store.url (and store.blobs.url) and start the instances.
+--rebuild reads every topic from offset 0 to the offsets that the group has committed. A rebuild
+publishes nothing, commits nothing and joins no group, so it can run beside the instances. The
+printed digest equals the digest of the live store once the live store has committed all events
+and no contest is undecided. If the group was stopped before, its instances can continue with the
+new store: set store.url (and store.blobs.url) and start the instances.
 
---resume continues a rebuild that was stopped or killed, from the offsets reached some seconds before, to the end
-offsets of its first start, whatever the group has committed since. Make sure that the first process has ended. If a
-server of the store has restarted since, begin again in an empty set.
+--resume continues a rebuild that was stopped or killed, from the offsets reached some seconds
+before, to the end offsets of its first start, whatever the group has committed since. Make sure
+that the first process has ended. If a server of the store has restarted since, begin again in an
+empty set.
 
---from-timestamp and --from-offsets read validated transactions again into store.url. The command sets the committed
-offsets of the stopped group back, and works as one instance of the group until the group has committed --until (by
-default the offsets that were committed at the begin). Events are idempotent; events that halted a partition or became a
-dead letter do so again. However the command ends, `run` continues at the offsets that the group has committed by then.
-Refused: while instances run, below the replay floor of a pruned store, below the first offset of the topic. The chain
-cannot be set back, since its committed offset has the state of the chain in its metadata.
+--from-timestamp and --from-offsets read validated transactions again into store.url. The command
+sets the committed offsets of the stopped group back, and works as one instance of the group until
+the group has committed --until (by default the offsets that were committed at the begin). Events
+are idempotent; events that halted a partition or became a dead letter do so again. However the
+command ends, `run` continues at the offsets that the group has committed by then. Refused: while
+instances run, below the replay floor of a pruned store, below the first offset of the topic. The
+chain cannot be set back, since its committed offset has the state of the chain in its metadata.
 
-FILE has a line `partition offset` per partition. Text after `#` is ignored. Partitions that are not named keep their
-offsets. A timestamp is RFC 3339 (2026-11-23T10:00:00Z) or milliseconds since 1970.
+FILE has a line `partition offset` per partition. Text after `#` is ignored. Partitions that are
+not named keep their offsets. A timestamp is RFC 3339 (2026-11-23T10:00:00Z) or milliseconds since
+1970.
 
-During a replay http.listen answers as with `run`, and the watchdog checks the loops (exit code 4). If an instance has
-that address, use --listen or --no-http. Without a terminal the progress is logged every 30 s.
+During a replay http.listen answers as with `run`, and the watchdog checks the loops (exit code
+4). If an instance has that address, use --listen or --no-http. Without a terminal the progress is
+logged every 30 s.
 
---dry-run changes nothing and prints what would be read, the bytes (from samples) and the duration at --rate, by default
-the rate at which the samples were read, which is faster than any store. Exit code 1 if the replay would be refused.
+--dry-run changes nothing and prints what would be read, the bytes (from samples) and the duration
+at --rate, by default the rate at which the samples were read, which is faster than any store.
+Exit code 1 if the replay would be refused.
 
-Example: utxo-store replay --rebuild --config deploy/utxo-store.toml --store fjall:///var/lib/utxo-store-rebuilt
+Example: utxo-store replay --rebuild --config deploy/utxo-store.toml \\
+    --store fjall:///var/lib/utxo-store-rebuilt
 Example: utxo-store replay --rebuild --resume --config deploy/utxo-store.toml \\
     --store fjall:///var/lib/utxo-store-rebuilt
-Example: utxo-store replay --from-timestamp 2026-11-23T10:00:00Z --config deploy/utxo-store.toml --dry-run";
+Example: utxo-store replay --from-timestamp 2026-11-23T10:00:00Z \\
+    --config deploy/utxo-store.toml --dry-run";
 
 /// Command-line arguments of `utxo-store replay`.
 #[derive(Debug, Args)]

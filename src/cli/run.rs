@@ -12,15 +12,16 @@ use super::{
 use crate::{api::v1::StoreSource, config::Config, embed::Instance, ingest::pipeline::PipelineReport};
 
 const AFTER_HELP: &str = "\
-At SIGTERM or SIGINT the instance stops reading, completes the events in flight, commits, and exits with code 0. A
-second signal exits at once (code 3). The watchdog ends a process with a stalled loop (code 4; run.watchdog_ms). A
-process is fenced when another one starts with the same kafka.instance_id, and continues instead (code 5). No data is
-lost in any case: events whose offsets are not committed are read again.
+At SIGTERM or SIGINT the instance stops reading, completes the events in flight, commits, and
+exits with code 0. A second signal exits at once (code 3). The watchdog ends a process with a
+stalled loop (code 4; run.watchdog_ms). A process is fenced when another one starts with the same
+kafka.instance_id, and continues instead (code 5). No data is lost in any case: events whose
+offsets are not committed are read again.
 
---check joins no group and writes nothing. It checks brokers, topics (partitions, retention, replicas), permissions,
-committed offsets, the store and its blob store, one line per check: ok, WARNING, FAILED (with the remedy) or skipped
-(with the reason). Exit code 1 if a check failed. The check of a store in a directory fails while an instance has the
-store open.
+--check joins no group and writes nothing. It checks brokers, topics (partitions, retention,
+replicas), permissions, committed offsets, the store and its blob store, one line per check: ok,
+WARNING, FAILED (with the remedy) or skipped (with the reason). Exit code 1 if a check failed. The
+check of a store in a directory fails while an instance has the store open.
 
 Example: UTXO_STORE__KAFKA__BROKERS=kafka:9092 utxo-store run --config deploy/utxo-store.toml";
 

@@ -21,9 +21,9 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Serves the API under /v1 (docs/reference/api.md) beside metrics and health. The process keeps no state: any number of
-them serve one store of an Aerospike cluster. A store in a directory belongs to one process; set http.api = true for the
-instance there.
+Serves the API under /v1 (docs/reference/api.md) beside metrics and health. The process keeps no
+state: any number of them serve one store of an Aerospike cluster. A store in a directory belongs
+to one process; set http.api = true for the instance there.
 
 Example: UTXO_STORE__HTTP__LISTEN=127.0.0.1:8080 utxo-store serve --config deploy/utxo-store.toml";
 

@@ -9,8 +9,9 @@ use super::{CliResult, UsageError, output};
 use crate::sizing::{Sizing, SizingInput};
 
 const AFTER_HELP: &str = "\
-The figures are computed from measured costs; docs/operating/sizing.md has each formula, and says what was measured and
-what was assumed. A figure is for orders of magnitude: measure on your own machines before you buy.
+The figures are computed from measured costs; docs/operating/sizing.md has each formula, and says
+what was measured and what was assumed. A figure is for orders of magnitude: measure on your own
+machines before you buy.
 
 Example: utxo-store size --rate 10000 --outputs 100000000";
 

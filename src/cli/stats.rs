@@ -18,8 +18,8 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Counts are of live transactions; partial transactions (seeded parents) are counted separately. The command reads the
-whole store: figures and digest are of one state only while nothing writes.
+Counts are of live transactions; partial transactions (seeded parents) are counted separately. The
+command reads the whole store: figures and digest are of one state only while nothing writes.
 
 Example: utxo-store stats --config deploy/utxo-store.toml --json";
 

@@ -7,20 +7,26 @@ fn the_command_line_is_consistent() {
     Cli::command().debug_assert();
 }
 
-/// Asserts that each command without subcommands has an example in its help.
-fn check_examples(command: &clap::Command, path: &str) {
+/// Characters of a line of help where the width of the terminal is unknown.
+const HELP_WIDTH: usize = 100;
+
+/// Asserts that each command without subcommands has an example in its help, and that no line of the text is broken.
+fn check_help(command: &clap::Command, path: &str) {
     let path = format!("{path} {}", command.get_name());
+    let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    for line in help.lines() {
+        assert!(line.chars().count() <= HELP_WIDTH, "`{path}`: clap breaks the line {line:?}");
+    }
     if command.has_subcommands() {
-        command.get_subcommands().for_each(|sub| check_examples(sub, &path));
+        command.get_subcommands().for_each(|sub| check_help(sub, &path));
     } else {
-        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         assert!(help.contains("Example:"), "`{path}` has no example in its help");
     }
 }
 
 #[test]
-fn every_command_has_an_example() {
-    check_examples(&Cli::command(), "");
+fn every_command_has_an_example_and_lines_that_fit() {
+    check_help(&Cli::command(), "");
 }
 
 #[test]

@@ -28,13 +28,15 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Blocks, reorgs, the chain log and the decisions have one partition each, since each is one order. These topics and the
-validated transactions are kept for good: a rebuild reads all of them. Where snapshot.url is set, an existing topic may
-have retention.ms: the topic must keep what a store restored from the newest complete snapshot reads. The number of
-partitions of the validated transactions is fixed for the life of a store.
+Blocks, reorgs, the chain log and the decisions have one partition each, since each is one order.
+These topics and the validated transactions are kept for good: a rebuild reads all of them. Where
+snapshot.url is set, an existing topic may have retention.ms: the topic must keep what a store
+restored from the newest complete snapshot reads. The number of partitions of the validated
+transactions is fixed for the life of a store.
 
 Example:
-  utxo-store topics create --config utxo-store.toml --partitions 24 --replication-factor 3 --dry-run";
+  utxo-store topics create --config utxo-store.toml --partitions 24 \\
+    --replication-factor 3 --dry-run";
 
 /// Longest wait until the brokers know a topic that was just created.
 const VISIBLE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -18,17 +18,19 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Prints one line per violation, then the counts and the state digest: two stores with the same state have the same
-digest. With --json each line is an object; the last object has `transactions`, `violations` and `digest`. The exit code
-is 1 after a violation. A store that is being written can show violations that do not exist.
+Prints one line per violation, then the counts and the state digest: two stores with the same
+state have the same digest. With --json each line is an object; the last object has
+`transactions`, `violations` and `digest`. The exit code is 1 after a violation. A store that is
+being written can show violations that do not exist.
 
-With --against no invariants are checked: the digests of two stores, of any engine, are compared. If they differ, the
-first different transactions are named (by the bytes of the txid, in the order of `dump`), each with the only store that
-has it, or with the different fields and both values. The exit code is then 1, and both stores are scanned at least
-twice. With --json each transaction is an object; the last object has `same` and both digests.
+With --against no invariants are checked: the digests of two stores, of any engine, are compared.
+If they differ, the first different transactions are named (by the bytes of the txid, in the order
+of `dump`), each with the only store that has it, or with the different fields and both values.
+The exit code is then 1, and both stores are scanned at least twice. With --json each transaction
+is an object; the last object has `same` and both digests.
 
-Example: utxo-store verify --store fjall:///var/lib/utxo-store
-Example: utxo-store verify --store fjall:///var/lib/utxo-store --against fjall:///var/lib/rebuilt --limit 100";
+Example: utxo-store verify --store fjall:///var/lib/utxo-store Example: utxo-store verify --store
+fjall:///var/lib/utxo-store --against fjall:///var/lib/rebuilt --limit 100";
 
 /// Arguments of the command `verify`.
 #[derive(Debug, Args)]

@@ -19,8 +19,8 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-A block is named by its local id, by its hash as explorers show it, or by its height. A height names blocks of side
-chains, too.
+A block is named by its local id, by its hash as explorers show it, or by its height. A height
+names blocks of side chains, too.
 
 Example: utxo-store inspect block --store fjall:///var/lib/utxo-store --height 170";
 

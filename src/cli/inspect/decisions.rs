@@ -17,8 +17,9 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-The first record for a step of a chain offset counts; later records are repeats and are not applied. Decisions that
-began more than an hour ago and are not closed are listed at the end: the chain waits there.
+The first record for a step of a chain offset counts; later records are repeats and are not
+applied. Decisions that began more than an hour ago and are not closed are listed at the end: the
+chain waits there.
 
 Example: utxo-store inspect decisions --config deploy/utxo-store.toml --from 1200 --limit 20";
 

@@ -14,8 +14,8 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-A lock record keeps two instances from creating the same pages at once. No guarantee rests on a lock record, and each
-expires after 32 to 300 s. Without TXID the command reads the whole store.
+A lock record keeps two instances from creating the same pages at once. No guarantee rests on a
+lock record, and each expires after 32 to 300 s. Without TXID the command reads the whole store.
 
 Example: utxo-store inspect lock-records --store fjall:///var/lib/utxo-store";
 

@@ -16,8 +16,8 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Asks the brokers and joins no group. The column `metadata` is the metadata of the commit: for validated transactions the
-oldest unfinished event and the position, for the chain its state.
+Asks the brokers and joins no group. The column `metadata` is the metadata of the commit: for
+validated transactions the oldest unfinished event and the position, for the chain its state.
 
 Example: utxo-store inspect offsets --config deploy/utxo-store.toml --json";
 

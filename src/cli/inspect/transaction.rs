@@ -21,8 +21,9 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-With --history the chain and decisions topics of the configuration are read from their beginnings: contests of the
-transaction with their reasons, decisions on the transaction, and commands that name it.
+With --history the chain and decisions topics of the configuration are read from their beginnings:
+contests of the transaction with their reasons, decisions on the transaction, and commands that
+name it.
 
 Example: utxo-store inspect tx --store fjall:///var/lib/utxo-store \\
     0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098";

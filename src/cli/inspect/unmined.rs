@@ -8,8 +8,9 @@ use super::super::{CliResult, offline::StoreArgs, output};
 use crate::store::{StateStore, queries::StoreQueries};
 
 const AFTER_HELP: &str = "\
-Ordered by the time of the first write, oldest first, without conflicting transactions. With --parents the parents are
-listed instead: pruning keeps them, and a command can preserve them until a height.
+Ordered by the time of the first write, oldest first, without conflicting transactions. With
+--parents the parents are listed instead: pruning keeps them, and a command can preserve them
+until a height.
 
 Example: utxo-store inspect unmined --store fjall:///var/lib/utxo-store --since 800000";
 

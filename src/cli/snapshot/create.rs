@@ -24,10 +24,10 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Reads the committed offsets of the group, then every record, while instances run. Nothing is pruned meanwhile. After a
-kill the same command continues within --hold-minutes, unless a node of the store has restarted; otherwise it discards
-what it finds and begins again. Bodies in the blob store are copied. A store on fjall can be opened by one process:
-stop its instance first.
+Reads the committed offsets of the group, then every record, while instances run. Nothing is
+pruned meanwhile. After a kill the same command continues within --hold-minutes, unless a node of
+the store has restarted; otherwise it discards what it finds and begins again. Bodies in the blob
+store are copied. A store on fjall can be opened by one process: stop its instance first.
 
 Example: utxo-store snapshot create --config deploy/utxo-store.toml --to s3://bucket/snapshots";
 

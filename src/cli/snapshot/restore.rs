@@ -21,12 +21,14 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Loads all records of a snapshot into an empty store, of any engine, and sets the group back to the offsets of the
-snapshot. No instance of the group may run. Until the command has ended, no instance starts on the store; after a kill
-the same command continues. Then set store.url (and store.blobs.url) to the restored store and start `run`, which reads
-the log from the snapshot's offsets.
+Loads all records of a snapshot into an empty store, of any engine, and sets the group back to the
+offsets of the snapshot. No instance of the group may run. Until the command has ended, no
+instance starts on the store; after a kill the same command continues. Then set store.url (and
+store.blobs.url) to the restored store and start `run`, which reads the log from the snapshot's
+offsets.
 
-Example: utxo-store snapshot restore --from s3://bucket/snapshots --store fjall:///var/lib/utxo-store-2";
+Example: utxo-store snapshot restore --from s3://bucket/snapshots --store
+fjall:///var/lib/utxo-store-2";
 
 /// Command-line arguments of `utxo-store snapshot restore`.
 #[derive(Debug, Args)]

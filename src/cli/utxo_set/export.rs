@@ -12,9 +12,9 @@ use super::{
 use crate::utxo_set::export;
 
 const AFTER_HELP: &str = "\
-Writes the unspent outputs as of the store's tip in the format of the reference. Outputs of transactions that no block
-lists are left out, and outputs that only such transactions spend are in the file. Stop the group first: the export
-fails if the store changes.
+Writes the unspent outputs as of the store's tip in the format of the reference. Outputs of
+transactions that no block lists are left out, and outputs that only such transactions spend are
+in the file. Stop the group first: the export fails if the store changes.
 
 Example: utxo-store utxo-set export --store fjall:///var/lib/utxo-store --to block.utxo-set";
 

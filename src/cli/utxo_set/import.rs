@@ -21,10 +21,11 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Reads the file twice: to its end, comparing its counts with its own, before the first write; then into the store. Until
-the command has ended, no instance starts on the store; after a kill the same command continues. Then set store.url to
-the store and start `run` with a new group: it reads the log from its beginning, or from the offsets that were set for
-the group. The log must begin behind the block of the file.
+Reads the file twice: to its end, comparing its counts with its own, before the first write; then
+into the store. Until the command has ended, no instance starts on the store; after a kill the
+same command continues. Then set store.url to the store and start `run` with a new group: it reads
+the log from its beginning, or from the offsets that were set for the group. The log must begin
+behind the block of the file.
 
 Example: utxo-store utxo-set import --from utxos.dat --store fjall:///var/lib/utxo-store";
 

@@ -36,13 +36,15 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-The vault reads the log with a consumer group of its own (vault.group), keeps the outputs of watched scripts in
-vault.url, and serves /v1/vault beside metrics and health (docs/operating/vault.md). Any number of processes share a
-database of PostgreSQL; a file of SQLite has one process. A store in a directory belongs to its instance: set
-vault.answers_url to the address of an instance with http.api = true.
+The vault reads the log with a consumer group of its own (vault.group), keeps the outputs of
+watched scripts in vault.url, and serves /v1/vault beside metrics and health
+(docs/operating/vault.md). Any number of processes share a database of PostgreSQL; a file of
+SQLite has one process. A store in a directory belongs to its instance: set vault.answers_url to
+the address of an instance with http.api = true.
 
-At SIGTERM or SIGINT the vault records the events that it has read, and exits with code 0. A kill loses nothing: events
-are read again from the positions in the database, and a reservation was recorded as a whole or not at all.
+At SIGTERM or SIGINT the vault records the events that it has read, and exits with code 0. A kill
+loses nothing: events are read again from the positions in the database, and a reservation was
+recorded as a whole or not at all.
 
 Example: UTXO_STORE__VAULT__URL=sqlite:///var/lib/utxo-store/vault.sqlite utxo-store vault run";
 
