@@ -8,6 +8,7 @@
 #[path = "../../tests/it/aerospike_server.rs"]
 mod aerospike_server;
 mod bare;
+mod bridge;
 mod case;
 #[path = "../macro/child.rs"]
 mod child;
@@ -31,6 +32,9 @@ mod pipeline;
 #[allow(clippy::unwrap_used)]
 #[path = "../../tests/it/ports.rs"]
 mod ports;
+#[path = "../api/process.rs"]
+#[allow(dead_code)]
+mod process;
 #[allow(dead_code, unused_imports, clippy::unwrap_used)]
 #[path = "../../tests/it/run.rs"]
 mod program;
@@ -44,6 +48,7 @@ mod visibility;
 
 use std::{env, process::ExitCode};
 
+use bridge::BRIDGE;
 use case::{BARE, Case, Sink, Source};
 use child::{CHILD, is_chosen};
 use growth::{Growth, GrowthResult};
@@ -107,6 +112,9 @@ fn run_all(words: &[String]) -> ExitCode {
     bench.measure_growth();
     for (name, is_static) in RESUMES.into_iter().filter(|(name, _)| is_chosen(words, name)) {
         resume::measure(name, is_static, &bench.brokers);
+    }
+    if is_chosen(words, BRIDGE) {
+        bridge::measure(&bench.brokers);
     }
     if bench.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

@@ -1,4 +1,4 @@
-//! Import, creation, restore and migration on one engine.
+//! Import, export, creation, restore and migration on one engine.
 
 use std::fs;
 
@@ -54,13 +54,15 @@ impl Place {
     }
 }
 
-/// Imports a file of this many outputs, creates a snapshot of the store, restores the snapshot, and migrates the store.
+/// Imports a file of this many outputs, exports the store as a file, creates a snapshot of the store, restores the
+/// snapshot, and migrates the store.
 pub fn measure(kafka: &KafkaServer, place: &Place, outputs: u64) {
     let program = Bench::on(kafka.bootstrap_servers());
     program.create_topics();
     let [imported, restored, migrated] = place.urls(&program);
     let path = |name: &str| program.path(name).display().to_string();
-    let [file, blobs, other_blobs, shelf] = ["utxos.dat", "blobs", "blobs-restored", "snapshots"].map(path);
+    let [file, exported, blobs, other_blobs, shelf] =
+        ["utxos.dat", "exported.dat", "blobs", "blobs-restored", "snapshots"].map(path);
     let [blobs, other_blobs, shelf] = [blobs, other_blobs, shelf].map(|path| format!("file://{path}"));
     let bytes = file::write(&program.path("utxos.dat"), outputs);
 
@@ -73,6 +75,8 @@ pub fn measure(kafka: &KafkaServer, place: &Place, outputs: u64) {
         instance.signal("TERM");
         assert!(instance.wait().success(), "the instance ends");
     }
+    let export = ["utxo-set", "export", "--store", &imported, "--blobs", &blobs, "--to", &exported];
+    print(place, "export", &measured::run(&program, &export, &variables), outputs, bytes);
     let create = measured::run(&program, &["snapshot", "create", "--to", &shelf], &variables);
     let chunks = create.report["bytes"].as_u64().expect("the report has the bytes");
     print(place, "create", &create, outputs, chunks);
