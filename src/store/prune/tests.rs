@@ -8,8 +8,8 @@ use crate::{
     clock::Clock,
     engine::{self, RecordEngine, Row, conformance::RULES, fault::FaultEngine, memory::MemoryEngine},
     record::{
-        Key, Marks, Operation, Outcome, Page, Reason, Rejection, Reply, Sequenced, Spend, SpendSlot, TxState, Verdict,
-        build::NewTxState,
+        HeldSlot, Key, Marks, Operation, Outcome, Page, Reason, Rejection, Reply, Sequenced, Spend, SpendSlot, TxState,
+        Verdict, build::NewTxState,
     },
     store::{
         StateStore,
@@ -334,6 +334,32 @@ async fn a_page_that_its_master_lacks_is_reported_when_its_spender_is_pruned() {
     prune(&store, 600).await;
     assert_eq!(state(&store, child).await, pruned_at(600));
     assert_eq!(pages(&store, txid).await, [pruned_at(600); 3]);
+}
+
+/// A pass was stopped after the slot of a conflicting transaction was settled, and before the master heard of the page.
+#[tokio::test]
+async fn a_page_that_an_earlier_pass_has_settled_is_reported() {
+    let store = testing::store(2);
+    let parent = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[200; 4]);
+    let txid = testing::txid(&parent);
+    for page in testing::pages(&parent, &NewTxState::default(), 2) {
+        store.plant(page).await;
+    }
+    let spend = |vout| testing::transaction(&[(testing::outpoint(txid, vout), 200)], &[200]);
+    let bytes = spend(2);
+    let lost = testing::txid(&bytes);
+    store.spend_inputs(&bytes).await;
+    store.accept(&spend(3)).await;
+    store.must_apply(Key::master(txid), Operation::SetPageSpent { page: 1, spent: true }).await;
+    store.plant(testing::page(&bytes).contested()).await;
+    store.sequenced(Key::master(lost), Sequenced::MarkConflicting { reason: LOST, height: 100 }).await;
+    let page = store.pages(txid, 1, 2).await.unwrap().remove(0).unwrap();
+    let holder = page.utxos.as_ref().unwrap()[0].spender().unwrap();
+    store.sequenced(Key::Page(txid, 1), Sequenced::Settle(vec![HeldSlot { offset: 0, holder }])).await;
+    prune(&store, 388).await;
+    assert_eq!(state(&store, lost).await, pruned_at(388));
+    let master = store.master(txid).await.unwrap().unwrap();
+    assert_eq!(master.master.as_ref().unwrap().spent_pages, [].into());
 }
 
 #[tokio::test]

@@ -9,8 +9,8 @@ use crate::{
     blob::BlobName,
     engine::{EngineError, Row},
     record::{
-        Blob, Body, HeldSlot, Key, Operation, Outcome, Page, Phase, Rejection, Reply, Sequenced, SpendingData, Stamp,
-        TxState, Verdict,
+        Blob, Body, HeldSlot, Key, Operation, Outcome, Page, Phase, Record, Rejection, Reply, Sequenced, SpendingData,
+        Stamp, TxState, Verdict,
     },
     store::{
         StateStore,
@@ -136,24 +136,37 @@ impl<'a> PruneWork<'a> {
         let of_changed = |(key, _): &(Key, Txid)| matches!(key, Key::Page(parent, _) if changed.contains(parent));
         let targets = rows.iter().map(|row| row.key).zip(whose);
         released.uncommitted = targets.filter(of_changed).map(|(_, txid)| txid).collect();
-        // A settled slot of another page is reported to the master: the page is not all spent any more. A page that is
-        // all spent is reported again, since the master may lack the page: a repeat of an earlier report was late, or
-        // the master did not exist yet.
-        let reports = rows.iter().zip(outcomes).filter_map(|(row, outcome)| match (row.key, &row.operation, outcome) {
-            (
-                Key::Page(txid, page @ 1..),
-                Operation::Sequenced(_, Sequenced::Settle(_)),
-                Outcome::Applied(Reply::Slots { all_spent: false, .. }),
-            ) => Some(self.row(Key::master(txid), Sequenced::SetPageSpent { page, spent: false })),
-            (
-                Key::Page(txid, page @ 1..),
-                Operation::Sequenced(_, Sequenced::MarkSpenderPruned(_)),
-                Outcome::Applied(Reply::Slots { all_spent: true, .. }),
-            ) => Some(self.row(Key::master(txid), Sequenced::SetPageSpent { page, spent: true })),
-            _ => None,
-        });
-        self.apply(reports.collect()).await?;
+        self.report_pages(&rows, &outcomes).await?;
         Ok(released)
+    }
+
+    /// Reports to the masters whether their other pages are all spent: a page with a settled slot in both cases, a page
+    /// with a marked slot where the page is all spent. A repeat reports again, since the master may lack the report: the
+    /// pruner was stopped before, the report was late, or the master did not exist yet.
+    async fn report_pages(&self, rows: &[Row], outcomes: &[Outcome]) -> Result<(), EngineError> {
+        let mut pages: BTreeMap<Key, bool> = BTreeMap::new();
+        for (row, outcome) in rows.iter().zip(outcomes) {
+            if let (Key::Page(_, 1..), Operation::Sequenced(_, operation)) = (row.key, &row.operation)
+                && let Outcome::Applied(Reply::Slots { all_spent, .. })
+                | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }) = outcome
+                && (*all_spent || matches!(operation, Sequenced::Settle(_)))
+            {
+                *pages.entry(row.key).or_insert(true) &= *all_spent;
+            }
+        }
+        let report = |(key, spent): (&Key, bool)| match *key {
+            Key::Page(txid, page) => Some(self.row(Key::master(txid), Sequenced::SetPageSpent { page, spent })),
+            _ => None,
+        };
+        self.apply(pages.iter().filter_map(|(key, spent)| report((key, *spent))).collect()).await?;
+        // A spend of the settled slot can have written "all spent" before this "not all spent" arrived.
+        pages.retain(|_, all_spent| !*all_spent);
+        let keys: Vec<Key> = pages.into_keys().collect();
+        let read = self.store.read(keys.clone()).await?;
+        let since = keys.iter().zip(&read);
+        let since = since.filter(|(_, page)| page.as_ref().and_then(Record::page).is_some_and(Page::is_all_spent));
+        self.apply(since.filter_map(|(key, _)| report((key, true))).collect()).await?;
+        Ok(())
     }
 
     /// Slots that a transaction spends, by page of its parents.
