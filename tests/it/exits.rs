@@ -2,7 +2,12 @@
 
 use std::fs;
 
+use utxo_store::event::{Event, Validated};
+
 use crate::{
+    harness::{World, coinbase, spend},
+    kafka_server::KafkaServer,
+    made_blocks::MadeBlock,
     real_kafka::json,
     replay_from_offsets::digest_of,
     run::{Bench, Instance, assert_refused, until},
@@ -66,4 +71,42 @@ fn an_instance_on_a_full_disk_ends_and_goes_on_once_there_is_space() {
     let again = format!("fjall://{}", bench.path("rebuilt").display());
     let rebuilt = json(bench.command(&["replay", "--rebuild", "--json", "--store", &again], &[]));
     assert_eq!(rebuilt["digest"], digest_of(&url));
+}
+
+/// Plays `docs/operating/exits/halted-chain.md` on Apache Kafka: a block spends an output that a command has frozen.
+/// Protects: the reason of the halt names the command that decides, and the chain continues once an operator runs it.
+#[test]
+fn a_chain_that_a_frozen_output_halts_continues_once_an_operator_decides() {
+    let Some(server) = KafkaServer::shared() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    bench.create_topics();
+    let parent = World::partial(7, 2);
+    let payment = spend(&[parent.coin(0)], 1, 1);
+    let (txid, outpoint) = (payment.txid.to_string(), format!("{}:0", parent.txid));
+    bench.produce("validated-txs", &parent.txid.0, &World::partial_event(&parent));
+    let instance = bench.start();
+    until("the parent is committed", || bench.committed() == 1);
+    json(bench.command(&["command", "freeze", &outpoint, "--json"], &[]));
+    let validated = Event::Validated(Validated { tx: &payment.extended, height: 100, locked: false });
+    bench.produce("validated-txs", &payment.txid.0, &validated.encode());
+    bench.produce("block-mined", b"", &MadeBlock::new(1, 101, &coinbase(1), &[&payment]).mined(0, true));
+    let mut ready = String::new();
+    until("the reason of the halt names its exit", || {
+        ready = instance.get("/health/ready");
+        ready.contains("`utxo-store command decide ")
+    });
+    stop(instance);
+
+    let named = ready.split("`utxo-store ").nth(1).and_then(|rest| rest.split('`').next()).unwrap();
+    let decide: Vec<&str> = named.split(' ').collect();
+    assert_eq!((decide[..2].to_vec(), decide[3..].to_vec()), (vec!["command", "decide"], vec!["--accept", &txid]));
+    let decided = bench.command(&decide, &[]).output().unwrap();
+    let text = String::from_utf8(decided.stdout).unwrap();
+    assert!(decided.status.success() && text.contains(&format!("{outpoint} is frozen: lifted for {txid}")), "{text}");
+    let instance = bench.start();
+    until("the block is handled", || instance.get("/metrics").contains("utxo_chain_tip_height 101"));
+    stop(instance);
+    let spent = json(bench.command(&["inspect", "outpoint", &outpoint, "--json"], &[]));
+    assert!(spent.to_string().contains(&txid), "{spent}");
+    assert_refused(bench.command(&decide, &[]), &["the chain is at offset"]);
 }

@@ -605,12 +605,16 @@ impl World {
         Made { txid: Txid([tag; 32]), extended: Bytes::new(), outputs }
     }
 
-    /// Produces a partial transaction.
-    pub async fn produce_partial(&self, made: &Made) {
+    /// Encodes the event of a partial transaction.
+    pub fn partial_event(made: &Made) -> Vec<u8> {
         let outputs = made.outputs.iter().zip(0..);
         let outputs = outputs.map(|((satoshis, script), vout)| PartialOutput { vout, satoshis: *satoshis, script });
-        let event = PartialTxEvent { txid: made.txid, coinbase: false, height: 1, outputs: outputs.collect() };
-        self.produce("txs", &made.txid.0, event.encode()).await;
+        PartialTxEvent { txid: made.txid, coinbase: false, height: 1, outputs: outputs.collect() }.encode()
+    }
+
+    /// Produces a partial transaction.
+    pub async fn produce_partial(&self, made: &Made) {
+        self.produce("txs", &made.txid.0, Self::partial_event(made)).await;
     }
 
     /// Produces a block that lists these transactions.
