@@ -40,11 +40,12 @@ pub fn measure(brokers: &str) {
     let subtrees = format!("file://{}", bench.directory.path().display());
     let arguments = ["bridge", "--transactions", &transactions, "--blocks", &blocks, "--subtrees", &subtrees];
     let begun = Instant::now();
-    let process = bench.start_process(&[&arguments[..], &["--group", &group]].concat(), &[]);
+    let mut process = bench.start_process(&[&arguments[..], &["--group", &group]].concat(), &[]);
     let mut published = 0;
     let mut first = None;
     while published < count {
         assert!(begun.elapsed() < TIMEOUT, "the bridge makes no progress: {published} of {count} events");
+        assert_eq!(process.child.try_wait().expect("the process belongs to the bench"), None, "the bridge has ended");
         thread::sleep(POLL_INTERVAL);
         published = events(&bench);
         if published > 0 {
@@ -53,6 +54,7 @@ pub fn measure(brokers: &str) {
     }
     // The start of the process, and of its group, is not part of the speed.
     let (since, before, cpu_before) = first.expect("an event was published");
+    assert!(published > before, "more messages are needed: the first look found all {count} events");
     let (seconds, events) = (since.elapsed().as_secs_f64(), (published - before) as f64);
     let micros = (cpu(process.child.id()) - cpu_before).as_secs_f64() * 1e6 / events;
     let memory = mib(peak(process.child.id()));
