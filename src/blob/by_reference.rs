@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::{
     BlobError, BlobErrorKind, BlobName, BlobStore, PartialTx, PutOutcome, Reuse,
-    check::{self, blob_error, check_tx},
+    check::{self, check_tx},
     frame::HashedContent,
     store::{encode_outputs, to_outputs, to_stored_outputs},
 };
@@ -88,15 +88,26 @@ impl BlobStore {
 
     /// Stores a content as the first blob of its transaction, or by its hash where the first blob has other content.
     async fn store(&self, name: BlobName, content: HashedContent) -> Result<Blob, BlobError> {
-        if is_first(self.put(name, &content).await)? {
+        if self.is_first(self.put(name, &content).await)? {
             return Ok(Blob::First(Some(content.hash)));
         }
         let other = Blob::Other(content.hash);
-        match self.put(name.of_blob(other), &content).await? {
-            PutOutcome::Stored | PutOutcome::AlreadyStored => Ok(other),
-            PutOutcome::OtherStored => {
-                Err(blob_error(BlobErrorKind::Corrupt, "write", name, "the stored content does not match its name"))
+        // Other content under this name is damage, which the put has reported.
+        self.put(name.of_blob(other), &content).await?;
+        Ok(other)
+    }
+
+    /// Returns whether a put blob is the first blob of its transaction. A damaged first blob is not: a good copy is
+    /// stored next to it under its content hash, and a reader of the damaged blob gets an error.
+    fn is_first(&self, put: Result<PutOutcome, BlobError>) -> Result<bool, BlobError> {
+        match put {
+            Ok(put) => Ok(put != PutOutcome::OtherStored),
+            Err(error) if error.kind == BlobErrorKind::Corrupt => {
+                self.count_error(error.kind);
+                tracing::warn!(%error, "blob: first blob is damaged; storing a copy under its content hash");
+                Ok(false)
             }
+            Err(error) => Err(error),
         }
     }
 }
@@ -121,19 +132,6 @@ pub(crate) async fn find_outputs_by_hash(
         return Ok(Some(found));
     }
     store.load_tx_outputs(txid, blob, &vouts, Reuse::Unlikely).await
-}
-
-/// Returns whether a put blob is the first blob of its transaction. A damaged first blob is not: a good copy is stored
-/// next to it under its content hash, and a reader of the damaged blob gets an error.
-fn is_first(put: Result<PutOutcome, BlobError>) -> Result<bool, BlobError> {
-    match put {
-        Ok(put) => Ok(put != PutOutcome::OtherStored),
-        Err(error) if error.kind == BlobErrorKind::Corrupt => {
-            tracing::warn!(%error, "blob: first blob is damaged; storing a copy under its content hash");
-            Ok(false)
-        }
-        Err(error) => Err(error),
-    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Checks of a blob's bytes against the blob's name.
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, PartialTx,
-    frame::{HashedContent, TxBlobReader, expected_sections, split_header, verify_checksum},
+    frame::{HashedContent, TxBlobReader, split_header, verify_checksum},
     outputs::OutputsError,
     requests::{ObjectStream, PIECE_BYTES},
 };
@@ -21,6 +21,10 @@ impl Damage {
 
     pub fn checksum_mismatch() -> Self {
         Damage("the stored content does not match its checksum".to_owned())
+    }
+
+    pub fn hash_mismatch() -> Self {
+        Damage("the stored content does not match the hash in its record".to_owned())
     }
 }
 
@@ -138,26 +142,4 @@ pub(super) async fn check_tx(name: BlobName, bytes: &Bytes) -> Result<(), BlobEr
         Ok(_) => return Ok(()),
     };
     Err(blob_error(BlobErrorKind::Invalid, "write", name, problem))
-}
-
-/// Returns whether a stored blob, in any of its forms, has this content and no damage.
-pub(super) async fn is_same(
-    kind: BlobKind,
-    mut stored: ObjectStream,
-    content: &HashedContent,
-) -> Result<bool, BlobError> {
-    let Some([first, second]) = expected_sections(kind, content, stored.len) else { return Ok(false) };
-    let mut expected = first.chain(second);
-    while let Some(piece) = stored.next().await? {
-        let mut piece = &piece[..];
-        while !piece.is_empty() {
-            let len = piece.len().min(expected.chunk().len());
-            if len == 0 || piece[..len] != expected.chunk()[..len] {
-                return Ok(false);
-            }
-            expected.advance(len);
-            piece = &piece[len..];
-        }
-    }
-    Ok(!expected.has_remaining())
 }

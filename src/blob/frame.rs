@@ -75,8 +75,10 @@ pub(super) fn verify_checksum(
     computed: &[u8; CHECKSUM_BYTES],
     stored: &[u8],
 ) -> Result<(), Damage> {
-    let matches_stored = stored.is_empty() || (!has_header && stored == computed);
-    if matches_stored && name.matches_hash(computed) { Ok(()) } else { Err(Damage::checksum_mismatch()) }
+    if !(stored.is_empty() || (!has_header && stored == computed)) {
+        return Err(Damage::checksum_mismatch());
+    }
+    if name.matches_hash(computed) { Ok(()) } else { Err(Damage::hash_mismatch()) }
 }
 
 /// Reads a `.tx` piece by piece: separates the transaction from header or checksum, and verifies them.
@@ -151,14 +153,6 @@ impl TxBlobReader {
         verify_checksum(name, self.has_header, self.hasher.finalize().as_bytes(), &self.checksum)?;
         Ok(found)
     }
-}
-
-/// Returns the sections that a blob of `len` bytes with this content has, in one of its forms; `None`: no blob with
-/// this content is so long.
-pub(super) fn expected_sections(kind: BlobKind, content: &HashedContent, len: u64) -> Option<[&[u8]; 2]> {
-    let bytes = &content.bytes[..];
-    let forms = [[&headers_of(kind)[0][..], bytes], [bytes, &content.hash], [bytes, &[]]];
-    forms.into_iter().find(|form| form.iter().map(|section| section.len() as u64).sum::<u64>() == len)
 }
 
 #[cfg(test)]

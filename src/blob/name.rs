@@ -12,7 +12,7 @@ use crate::{
 
 /// Name of a blob: `ab/ab…cd.tx`, the transaction id as block explorers print it, in a folder named by its first two
 /// digits. Txids are uniform, so the 256 folders have about equally many blobs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlobName {
     /// Id of the transaction whose body the blob holds.
     pub txid: Txid,

@@ -411,7 +411,7 @@ mod tests {
             assert_eq!(reader_of(len as u64, pieces).read_all().await.unwrap(), vec![7; len]);
         }
         let short = reader_of(100, &[3, 3]).read_all().await.unwrap();
-        assert_eq!(short.len(), 6, "the checksum detects a truncated blob");
+        assert_eq!(short.len(), 6, "the hash in the record detects a truncated blob");
         for (len, says) in [(9, "more than 9 bytes"), (u64::MAX, "cannot allocate")] {
             let error = reader_of(len, &[5, 5]).read_all().await.unwrap_err();
             assert!(error.kind == BlobErrorKind::Retryable && error.message.contains(says), "{error}");

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, OpenBlobError, PartialTx,
     cache::Cache,
-    check::{Damage, blob_error},
+    check::blob_error,
     claim::{BlobLocation, BlobPlace},
     frame::HashedContent,
     requests::Requests,
@@ -201,13 +201,18 @@ impl BlobStore {
     }
 
     async fn read_into_cache(&self, name: BlobName) -> Result<Option<Bytes>, BlobError> {
-        let read = Box::pin(self.blobs().read(name));
-        let found = if is_cacheable(name) { self.0.cache.get_or_read(name.txid, read).await? } else { read.await? };
-        match found {
-            // A shared read was verified by the hash of the caller that began the read.
-            Some(content) if !name.matches_hash(&content.hash) => Err(Damage::checksum_mismatch().into_error(name)),
-            found => Ok(found.map(|content| content.bytes)),
-        }
+        let read = || Box::pin(self.blobs().read(name));
+        let found = match is_cacheable(name) {
+            true => self.0.cache.get_or_read(name.txid, read()).await,
+            false => read().await,
+        };
+        // A cached content, and the answer of a shared read, were verified by the hash of another caller.
+        let found = match found {
+            Ok(Some(content)) if !name.matches_hash(&content.hash) => read().await?,
+            Err(error) if error.kind == BlobErrorKind::Corrupt && is_cacheable(name) => read().await?,
+            found => found?,
+        };
+        Ok(found.map(|content| content.bytes))
     }
 
     async fn fits_cache(&self, name: BlobName) -> Result<bool, BlobError> {
@@ -235,13 +240,18 @@ impl BlobStore {
         let metrics = &self.0.metrics;
         metrics.blob_seconds.of(operation).observe(started.elapsed().as_secs_f64());
         if let Err(error) = &done {
-            metrics.blob_errors.of(error.kind).inc();
-            // Invalid bytes are the caller's fault.
-            if error.kind != BlobErrorKind::Invalid {
-                metrics.store_errors.of(ErrorKind::Storage).inc();
-            }
+            self.count_error(error.kind);
         }
         done
+    }
+
+    pub(super) fn count_error(&self, kind: BlobErrorKind) {
+        let metrics = &self.0.metrics;
+        metrics.blob_errors.of(kind).inc();
+        // Invalid bytes are the caller's fault.
+        if kind != BlobErrorKind::Invalid {
+            metrics.store_errors.of(ErrorKind::Storage).inc();
+        }
     }
 }
 

@@ -9,10 +9,13 @@ use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, BlobOptions, PartialTx, PutOutcome,
     check::{self, Damage, blob_error},
     claim::BlobPlace,
-    frame::{HashedContent, TxBlobReader, expected_sections},
+    frame::{HashedContent, TxBlobReader},
     requests::{CreateOutcome, ObjectStream},
 };
-use crate::tx::{FoundOutput, StreamedTransaction, TransactionStream};
+use crate::{
+    record::Blob,
+    tx::{FoundOutput, StreamedTransaction, TransactionStream},
+};
 
 /// The blobs of a place, without cache and metrics.
 pub(super) struct VerifiedBlobs {
@@ -141,26 +144,34 @@ impl VerifiedBlobs {
         created
     }
 
-    /// Compares the stored blob with the blob that was to be written.
+    /// Compares the stored blob, in whatever form, with the content that was to be written.
     async fn compare_stored(&self, name: BlobName, content: &HashedContent) -> Result<PutOutcome, BlobError> {
-        let vanished =
-            || blob_error(BlobErrorKind::Retryable, "write", name, "the stored blob vanished during the put");
-        // A blob that vanished was deleted meanwhile, or the store reported it while another write was under way.
-        for _ in 0..READ_ATTEMPTS {
-            let stored = self.place.requests.read(&name.path()).await?.ok_or_else(vanished)?;
-            if expected_sections(name.kind, content, stored.len).is_none() {
-                break;
+        let outcome = |is_there: bool, outcome: PutOutcome| match is_there {
+            true => Ok(outcome),
+            // The blob was deleted meanwhile, or the store reported a blob while another write was under way.
+            false => {
+                Err(blob_error(BlobErrorKind::Retryable, "write", name, "the stored blob vanished during the put"))
             }
-            if check::is_same(name.kind, stored, content).await? {
-                return Ok(PutOutcome::AlreadyStored);
-            }
-        }
-        // The stored transaction may have other claims; stored bytes of another transaction are damage.
-        let is_other = match name.kind {
-            BlobKind::Tx => self.stream_tx(name, &[]).await?.is_some(),
-            BlobKind::Outputs => self.read(name).await?.is_some(),
         };
-        if is_other { Ok(PutOutcome::OtherStored) } else { Err(vanished()) }
+        let same = match name.blob {
+            Blob::First(_) => name.of_blob(Blob::First(Some(content.hash))),
+            Blob::Other(_) => name,
+        };
+        match self.verify(same).await {
+            // The first blob may have other claims; stored bytes of another transaction are damage.
+            Err(error) if error.kind == BlobErrorKind::Corrupt && same != name => {
+                outcome(self.verify(name).await?, PutOutcome::OtherStored)
+            }
+            verified => outcome(verified?, PutOutcome::AlreadyStored),
+        }
+    }
+
+    /// Reads a blob, and verifies the content against the blob's name. Returns `false` if the blob does not exist.
+    async fn verify(&self, name: BlobName) -> Result<bool, BlobError> {
+        match name.kind {
+            BlobKind::Tx => Ok(self.stream_tx(name, &[]).await?.is_some()),
+            BlobKind::Outputs => Ok(self.read(name).await?.is_some()),
+        }
     }
 
     /// Reads the whole content of a blob, verified against the blob's name.

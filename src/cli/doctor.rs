@@ -42,8 +42,8 @@ cause. Each entry has the finding, the first step, and the page of docs/ with al
 
 Without --instance the instance at http.listen is asked, if one answers there.
 
-Example: utxo-store doctor --config utxo-store.toml --instance http://10.0.0.1:9464 --instance
-http://10.0.0.2:9464";
+Example: utxo-store doctor --config utxo-store.toml --instance http://10.0.0.1:9464 \\
+    --instance http://10.0.0.2:9464";
 
 /// Findings on instances, and how many have answered.
 struct AskedInstances {

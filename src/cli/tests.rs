@@ -16,6 +16,12 @@ fn check_help(command: &clap::Command, path: &str) {
     let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     for line in help.lines() {
         assert!(line.chars().count() <= HELP_WIDTH, "`{path}`: clap breaks the line {line:?}");
+        assert!(line.rfind("Example:").is_none_or(|at| at == 0), "`{path}`: an example within the line {line:?}");
+    }
+    let examples = help.split("Example:").skip(1).flat_map(|text| text.split("\n\n").next());
+    for (line, next) in examples.flat_map(|text| text.lines().zip(text.lines().skip(1).chain([""]))) {
+        let is_continued = next.starts_with("    ");
+        assert_eq!(line.ends_with('\\'), is_continued, "`{path}`: the example {line:?} is cut");
     }
     if command.has_subcommands() {
         command.get_subcommands().for_each(|sub| check_help(sub, &path));

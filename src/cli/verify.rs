@@ -29,8 +29,9 @@ of `dump`), each with the only store that has it, or with the different fields a
 The exit code is then 1, and both stores are scanned at least twice. With --json each transaction
 is an object; the last object has `same` and both digests.
 
-Example: utxo-store verify --store fjall:///var/lib/utxo-store Example: utxo-store verify --store
-fjall:///var/lib/utxo-store --against fjall:///var/lib/rebuilt --limit 100";
+Example: utxo-store verify --store fjall:///var/lib/utxo-store
+Example: utxo-store verify --store fjall:///var/lib/utxo-store \\
+    --against fjall:///var/lib/rebuilt --limit 100";
 
 /// Arguments of the command `verify`.
 #[derive(Debug, Args)]

@@ -21,7 +21,7 @@ pub enum Body {
 /// Blob of a body among the blobs of its transaction. A txid commits to the standard format, but not to the previous
 /// outputs of the extended format, and not to a partial transaction. One transaction can therefore have several blobs,
 /// none of which ever changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blob {
     /// The blob that was stored first, with the BLAKE3 of its content. A record of the reference system, and of an
     /// early version of this store, does not have the hash.

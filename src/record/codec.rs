@@ -25,7 +25,10 @@ pub use meta::{
     encode_rebuilding, encode_restored, encode_topics,
 };
 
+/// The layout in which most values are written, and the last one that this program reads. A page whose body is a first
+/// blob has layout 2 where the page has the hash of the blob: an earlier program refuses the page by its layout.
 const VERSION: u8 = 1;
+const LAST_VERSION: u8 = 2;
 
 /// Error of a value that [`encode`] cannot have written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -37,7 +40,7 @@ pub enum CodecError {
     #[error("the value has bytes after its end")]
     Trailing,
     /// The value has the layout of another version of this program; holds its number.
-    #[error("the value has layout {0}, this program reads layout {VERSION}")]
+    #[error("the value has layout {0}, this program reads layouts up to {LAST_VERSION}")]
     Version(u8),
     /// A field has an invalid value; holds its name.
     #[error("the value has a bad {0}")]
@@ -50,7 +53,7 @@ pub enum CodecError {
 /// Appends the binary form of the record to `out`.
 pub fn encode(record: &Record, out: &mut Vec<u8>) {
     let mut w = RecordWriter(out);
-    w.byte(VERSION);
+    w.byte(record.page().map_or(VERSION, page::version_of));
     match record {
         Record::Page(page) => {
             w.byte(0);
@@ -82,7 +85,7 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) {
 /// Appends the binary form of a page to `out`, without the kind.
 pub fn encode_page(page: &Page, out: &mut Vec<u8>) {
     let mut w = RecordWriter(out);
-    w.byte(VERSION);
+    w.byte(page::version_of(page));
     page::write(page, &mut w);
 }
 
@@ -92,10 +95,7 @@ pub fn encode_page(page: &Page, out: &mut Vec<u8>) {
 /// Fails for every value that [`encode_page`] does not write for this page.
 pub fn decode_page(txid: Txid, number: u32, value: Bytes) -> Result<Page, CodecError> {
     let mut r = RecordReader(value);
-    match r.byte()? {
-        VERSION => {}
-        version => return Err(CodecError::Version(version)),
-    }
+    read_version(&mut r)?;
     let page = page::read(txid, number, &mut r)?;
     if r.0.is_empty() { Ok(page) } else { Err(CodecError::Trailing) }
 }
@@ -106,10 +106,7 @@ pub fn decode_page(txid: Txid, number: u32, value: Bytes) -> Result<Page, CodecE
 /// Fails for every value that [`encode`] does not write for a record of this key.
 pub fn decode(key: &Key, value: Bytes) -> Result<Record, CodecError> {
     let mut r = RecordReader(value);
-    let version = r.byte()?;
-    if version != VERSION {
-        return Err(CodecError::Version(version));
-    }
+    read_version(&mut r)?;
     let record = match (r.byte()?, key) {
         (0, Key::Page(txid, number)) => Record::Page(page::read(*txid, *number, &mut r)?.into()),
         (1, Key::LockRecord(_)) => Record::LockRecord(read_lock_record(&mut r)?),
@@ -120,6 +117,13 @@ pub fn decode(key: &Key, value: Bytes) -> Result<Record, CodecError> {
         _ => return Err(CodecError::Kind),
     };
     if r.0.is_empty() { Ok(record) } else { Err(CodecError::Trailing) }
+}
+
+fn read_version(r: &mut RecordReader) -> Result<(), CodecError> {
+    match r.byte()? {
+        VERSION..=LAST_VERSION => Ok(()),
+        version => Err(CodecError::Version(version)),
+    }
 }
 
 fn write_lock_record(lock_record: &LockRecord, w: &mut RecordWriter) {

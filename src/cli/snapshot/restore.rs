@@ -27,8 +27,8 @@ instance starts on the store; after a kill the same command continues. Then set 
 store.blobs.url) to the restored store and start `run`, which reads the log from the snapshot's
 offsets.
 
-Example: utxo-store snapshot restore --from s3://bucket/snapshots --store
-fjall:///var/lib/utxo-store-2";
+Example: utxo-store snapshot restore --from s3://bucket/snapshots \\
+    --store fjall:///var/lib/utxo-store-2";
 
 /// Command-line arguments of `utxo-store snapshot restore`.
 #[derive(Debug, Args)]

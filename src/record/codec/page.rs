@@ -1,7 +1,7 @@
 //! Binary form of a page. An absent, false or empty field takes one bit.
 
 use super::{
-    CodecError,
+    CodecError, LAST_VERSION, VERSION,
     fields::{RecordReader, RecordWriter},
 };
 use crate::{
@@ -9,14 +9,22 @@ use crate::{
     tx::{Txid, UtxoHash},
 };
 
-/// Bits of the flags of a page. A bit announces a field; slots and the master's fields follow the fields of every page.
-/// How the record refers to the blob of its body.
+/// Returns the layout in which a page is written.
+pub fn version_of(page: &Page) -> u8 {
+    match page.body() {
+        Some(Body::External(Blob::First(Some(_)))) => LAST_VERSION,
+        _ => VERSION,
+    }
+}
+
+/// Forms in which a record refers to the blob of its body.
 mod blob_form {
     pub const FIRST: u8 = 0;
     pub const OTHER: u8 = 1;
     pub const FIRST_WITH_HASH: u8 = 2;
 }
 
+/// Bits of the flags of a page. A bit announces a field; slots and the master's fields follow the fields of every page.
 mod flag {
     pub const COINBASE: u32 = 1;
     pub const LOCKED: u32 = 1 << 1;

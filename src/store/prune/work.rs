@@ -132,18 +132,19 @@ impl<'a> PruneWork<'a> {
                 whose.resize(rows.len(), txid);
             }
         }
-        let (outcomes, changed) = self.apply(rows.clone()).await?;
+        let (outcomes, mut changed) = self.apply(rows.clone()).await?;
+        changed.append(&mut self.report_pages(&rows, &outcomes).await?);
         let of_changed = |(key, _): &(Key, Txid)| matches!(key, Key::Page(parent, _) if changed.contains(parent));
         let targets = rows.iter().map(|row| row.key).zip(whose);
         released.uncommitted = targets.filter(of_changed).map(|(_, txid)| txid).collect();
-        self.report_pages(&rows, &outcomes).await?;
         Ok(released)
     }
 
     /// Reports to the masters whether their other pages are all spent: a page with a settled slot in both cases, a page
-    /// with a marked slot where the page is all spent. A repeat reports again, since the master may lack the report: the
-    /// pruner was stopped before, the report was late, or the master did not exist yet.
-    async fn report_pages(&self, rows: &[Row], outcomes: &[Outcome]) -> Result<(), EngineError> {
+    /// with a marked slot where the page is all spent. A repeat reports again, since the master may lack the report:
+    /// the pruner was stopped before, the report was late, or the master did not exist yet. Returns the transactions
+    /// whose masters an uncommitted event has changed.
+    async fn report_pages(&self, rows: &[Row], outcomes: &[Outcome]) -> Result<BTreeSet<Txid>, EngineError> {
         let mut pages: BTreeMap<Key, bool> = BTreeMap::new();
         for (row, outcome) in rows.iter().zip(outcomes) {
             if let (Key::Page(_, 1..), Operation::Sequenced(_, operation)) = (row.key, &row.operation)
@@ -158,15 +159,16 @@ impl<'a> PruneWork<'a> {
             Key::Page(txid, page) => Some(self.row(Key::master(txid), Sequenced::SetPageSpent { page, spent })),
             _ => None,
         };
-        self.apply(pages.iter().filter_map(|(key, spent)| report((key, *spent))).collect()).await?;
+        let (_, mut changed) =
+            self.apply(pages.iter().filter_map(|(key, spent)| report((key, *spent))).collect()).await?;
         // A spend of the settled slot can have written "all spent" before this "not all spent" arrived.
         pages.retain(|_, all_spent| !*all_spent);
         let keys: Vec<Key> = pages.into_keys().collect();
         let read = self.store.read(keys.clone()).await?;
         let since = keys.iter().zip(&read);
         let since = since.filter(|(_, page)| page.as_ref().and_then(Record::page).is_some_and(Page::is_all_spent));
-        self.apply(since.filter_map(|(key, _)| report((key, true))).collect()).await?;
-        Ok(())
+        changed.append(&mut self.apply(since.filter_map(|(key, _)| report((key, true))).collect()).await?.1);
+        Ok(changed)
     }
 
     /// Slots that a transaction spends, by page of its parents.

@@ -408,7 +408,7 @@ fn pages_of_the_other_layout_and_of_later_versions_are_named_in_the_error() {
     }
     let mut bins = good.clone();
     let Some(Value::Blob(tx)) = bins.get_mut(names::TX) else { panic!("no `tx`") };
-    tx[36] += 1;
+    tx[36] += 2;
     assert_eq!(super::decode(Layout::Compact, &key, bins), Err(BadRecord::LaterVersion(names::TX)));
     let mut bins = good.clone();
     bins.insert("wide".to_owned(), Value::Int(1));
