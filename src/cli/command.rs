@@ -48,13 +48,13 @@ pub struct CommandArgs {
     config: ConfigArgs,
     /// Id of the command, 32 hexadecimal digits; random by default. With several outpoints or transactions each command
     /// gets an id derived from this one
-    #[arg(long, value_name = "HEX", value_parser = parse_id)]
+    #[arg(long, global = true, value_name = "HEX", value_parser = parse_id)]
     id: Option<[u8; 16]>,
     /// Time to wait for the answer, seconds
-    #[arg(long, value_name = "S", default_value_t = 120)]
+    #[arg(long, global = true, value_name = "S", default_value_t = 120)]
     timeout_s: u64,
     /// Print one JSON object per command
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
     kind: CommandKind,
@@ -72,13 +72,15 @@ enum CommandKind {
     /// an operator decides: freeze only in agreement with the miners
     #[command(after_help = AFTER_HELP)]
     Freeze {
-        #[arg(required = true)]
+        /// Outputs, each as TXID:INDEX
+        #[arg(required = true, value_name = "OUTPOINT")]
         outpoints: Vec<Outpoint>,
     },
     /// Make frozen outputs spendable again
     #[command(after_help = AFTER_HELP)]
     Unfreeze {
-        #[arg(required = true)]
+        /// Outputs, each as TXID:INDEX
+        #[arg(required = true, value_name = "OUTPOINT")]
         outpoints: Vec<Outpoint>,
     },
     /// Bar all outputs of transactions until the transactions are unfrozen. A block that spends such an output halts
@@ -91,6 +93,7 @@ enum CommandKind {
     /// Bar an output below a height
     #[command(after_help = AFTER_HELP)]
     FreezeUntil {
+        /// Output, as TXID:INDEX
         outpoint: Outpoint,
         /// Block height from which the output is spendable
         #[arg(long)]
@@ -101,6 +104,7 @@ enum CommandKind {
     /// Free an output whose spender is not live
     #[command(after_help = AFTER_HELP)]
     Unspend {
+        /// Output, as TXID:INDEX
         outpoint: Outpoint,
         /// Transaction that spends the output
         #[arg(long)]
@@ -111,7 +115,10 @@ enum CommandKind {
     },
     /// Make a transaction and its descendants conflicting
     #[command(after_help = AFTER_HELP)]
-    SetConflicting { txid: Txid },
+    SetConflicting {
+        /// Id of the transaction
+        txid: Txid,
+    },
     /// Open the verdicts of conflicting transactions again
     #[command(after_help = AFTER_HELP)]
     Reconsider(TxidArgs),
@@ -126,7 +133,10 @@ enum CommandKind {
     },
     /// Turn a transaction that is conflicting by verdict into a tombstone
     #[command(after_help = AFTER_HELP)]
-    Delete { txid: Txid },
+    Delete {
+        /// Id of the transaction
+        txid: Txid,
+    },
     /// Let the block that halts the chain spend outputs that commands have frozen, delayed or reassigned. A store that
     /// only one process can open (fjall) must be closed
     #[command(after_help = AFTER_HELP)]

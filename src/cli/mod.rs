@@ -160,7 +160,7 @@ commands! {
 #[derive(Debug, Clone, Default, Args)]
 pub struct ConfigArgs {
     /// TOML file with settings; the environment (UTXO_STORE__SECTION__KEY) has precedence
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 

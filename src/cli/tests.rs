@@ -23,6 +23,9 @@ fn check_help(command: &clap::Command, path: &str) {
         let is_continued = next.starts_with("    ");
         assert_eq!(line.ends_with('\\'), is_continued, "`{path}`: the example {line:?} is cut");
     }
+    for argument in command.get_arguments() {
+        assert!(argument.get_help().is_some(), "`{path}`: {} is not described", argument.get_id());
+    }
     if command.has_subcommands() {
         command.get_subcommands().for_each(|sub| check_help(sub, &path));
     } else {

@@ -89,7 +89,7 @@ fn a_chain_that_a_frozen_output_halts_continues_once_an_operator_decides() {
     json(bench.command(&["command", "freeze", &outpoint, "--json"], &[]));
     let validated = Event::Validated(Validated { tx: &payment.extended, height: 100, locked: false });
     bench.produce("validated-txs", &payment.txid.0, &validated.encode());
-    bench.produce("block-mined", b"", &MadeBlock::new(1, 101, &coinbase(1), &[&payment]).mined(0, true));
+    bench.produce("block-mined", b"", &MadeBlock::new(1, 101, &coinbase(1), &[&payment]).mined(1, true));
     let mut ready = String::new();
     until("the reason of the halt names its exit", || {
         ready = instance.get("/health/ready");
