@@ -93,7 +93,7 @@ enum CommandKind {
     /// Bar an output below a height
     #[command(after_help = AFTER_HELP)]
     FreezeUntil {
-        /// Output, as TXID:INDEX
+        /// Output of a transaction, as TXID:INDEX
         outpoint: Outpoint,
         /// Block height from which the output is spendable
         #[arg(long)]
@@ -104,7 +104,7 @@ enum CommandKind {
     /// Free an output whose spender is not live
     #[command(after_help = AFTER_HELP)]
     Unspend {
-        /// Output, as TXID:INDEX
+        /// Output of a transaction, as TXID:INDEX
         outpoint: Outpoint,
         /// Transaction that spends the output
         #[arg(long)]

@@ -36,6 +36,11 @@ impl Stamp {
         Stamp { offset: u64::from(era) << Self::OFFSET_BITS | offset, phase }
     }
 
+    /// Returns the era of the stamp.
+    pub fn era(&self) -> u64 {
+        self.offset >> Self::OFFSET_BITS
+    }
+
     /// Returns the chain offset of the event, without the era.
     pub fn chain_offset(&self) -> u64 {
         self.offset & ((1 << Self::OFFSET_BITS) - 1)

@@ -28,7 +28,40 @@ const CHANGED_AT_ONCE: usize = 1_024;
 /// Completes half-created transactions. Their masters exist, so that they count as live.
 pub async fn complete(cx: &HandlerContext<'_>, txids: &[Txid]) -> Result<(), SequencerError> {
     for txid in txids {
-        halt_if_incomplete(cx, Recovery::of(&cx.parts.store).complete(*txid)).await?;
+        let conflicting = halt_if_incomplete(cx, Recovery::of(&cx.parts.store).complete(*txid)).await?;
+        if !conflicting.is_empty() {
+            accept_left_pages(cx, *txid, &conflicting).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Accepts pages of a live transaction that are conflicting, over a store that can lose writes. A node has lost the
+/// master with the verdict, and not these pages; the event of the transaction has made the master live again. The chain
+/// will repeat the verdict, and handles the events before as over a live transaction.
+async fn accept_left_pages(cx: &HandlerContext<'_>, txid: Txid, pages: &[u32]) -> Result<(), SequencerError> {
+    if !cx.parts.nodes.can_lose_writes() {
+        return Ok(());
+    }
+    let keys: Vec<Key> = pages.iter().map(|page| Key::Page(txid, *page)).collect();
+    let read = cx.read(keys).await?;
+    // The master is read after the pages. A verdict flags the master first, and an acceptance the master last: a flag
+    // that was read before a live master is left over.
+    if cx.master(txid).await?.is_none_or(|master| master.state() != TxState::Live) {
+        return Ok(());
+    }
+    let left = pages.iter().zip(&read).filter_map(|(number, record)| {
+        let page = record.as_ref().and_then(Record::page).filter(|page| page.conflicting)?;
+        // The event can have changed the page in its later phase, in which an earlier phase is refused.
+        let of_this_event = page.chain_pos.filter(|stamp| stamp.offset == cx.stamp(Phase::Evaluate).offset);
+        let phase = of_this_event.map_or(Phase::Evaluate, |stamp| stamp.phase);
+        Some(cx.row(phase, Key::Page(txid, *number), Sequenced::Accept))
+    });
+    let rows: Vec<Row> = left.collect();
+    if !rows.is_empty() {
+        tracing::info!(%txid, pages = rows.len(), "sequencer: accepting pages that a lost verdict left conflicting");
+        // A refusal means that a later event, or another sequencer, has changed the page.
+        cx.apply(rows).await?;
     }
     Ok(())
 }
@@ -203,6 +236,11 @@ async fn apply_to_pages(
                 Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
                 // A later event has changed the page, or the page was pruned since.
                 Outcome::Rejected(Rejection::StaleStamp(_) | Rejection::Pruned(_)) => {}
+                // A verdict that a node has lost with the master can have flagged the page since the last look at
+                // nodes.
+                Outcome::Rejected(Rejection::Conflicting(_)) if cx.has_node_restarted().await? => {
+                    return Err(SequencerError::NodeRestarted);
+                }
                 Outcome::Rejected(rejection) => {
                     return Err(cx.halt_refused(format_args!("page {number} of {txid}"), &rejection));
                 }

@@ -39,6 +39,8 @@ pub struct Clearing {
     /// Pages that are not cleared yet.
     pending: Vec<u32>,
     absent: Vec<u32>,
+    /// Pages that refused, because they are conflicting.
+    conflicting: Vec<u32>,
     has_restored: bool,
 }
 
@@ -61,9 +63,18 @@ impl Clearing {
 
     /// Takes the outcomes of [`ClearingStep::Pages`], in the order of the pages.
     pub fn on_pages_cleared(&mut self, outcomes: &[Outcome]) {
-        let cleared = self.pending.drain(..self.at_once.min(self.pending.len())).zip(outcomes);
-        let is_absent = |outcome: &Outcome| *outcome == Outcome::Rejected(Rejection::NotFound);
-        self.absent.extend(cleared.filter(|(_, outcome)| is_absent(outcome)).map(|(page, _)| page));
+        for (page, outcome) in self.pending.drain(..self.at_once.min(self.pending.len())).zip(outcomes) {
+            match outcome {
+                Outcome::Rejected(Rejection::NotFound) => self.absent.push(page),
+                Outcome::Rejected(Rejection::Conflicting(_)) => self.conflicting.push(page),
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the pages that refused, because they are conflicting.
+    pub fn into_conflicting(self) -> Vec<u32> {
+        self.conflicting
     }
 
     /// Continues after the absent pages were restored, with the clearing of these pages.

@@ -70,15 +70,15 @@ impl<'a> Recovery<'a> {
     }
 
     /// Completes a transaction whose master has slots and is not contested. A missing page, which a node may have lost,
-    /// is restored from the body, and `creating` is cleared on all pages, on the master last. Returns the master
-    /// afterwards; any other transaction stays unchanged.
+    /// is restored from the body, and `creating` is cleared on all pages, on the master last. Any other transaction
+    /// stays unchanged. Returns the pages of a live transaction that are conflicting all the same.
     ///
     /// # Errors
     /// The engine answers with an error that no retry heals, or a page cannot be restored.
-    pub async fn complete(&self, txid: Txid) -> Result<Option<Arc<Page>>, CompleteError> {
-        let Some(master) = self.store.master(txid).await? else { return Ok(None) };
+    pub async fn complete(&self, txid: Txid) -> Result<Vec<u32>, CompleteError> {
+        let Some(master) = self.store.master(txid).await? else { return Ok(Vec::new()) };
         if !matches!(master.state(), TxState::Creating | TxState::Live) {
-            return Ok(Some(master));
+            return Ok(Vec::new());
         }
         let others = master.extra_pages();
         // The engine reads a page that is cleared already as a whole, so that few pages are cleared at once.
@@ -95,14 +95,14 @@ impl<'a> Recovery<'a> {
                 ClearingStep::LostAgain(page) => {
                     return Err(CompleteError::MissingPage { txid, page, why: RestoreError::LostAgain });
                 }
-                ClearingStep::Master if master.creating_at.is_none() => return Ok(Some(master)),
+                ClearingStep::Master if master.creating_at.is_none() => return Ok(clearing.into_conflicting()),
                 ClearingStep::Master => break,
             }
         }
         // A refusal means that the transaction has become conflicting meanwhile.
         self.store.apply_one(Row { key: Key::master(txid), operation: Operation::ClearCreating }).await?;
         tracing::info!(%txid, pages = others + 1, "recovery: half-created transaction completed");
-        Ok(self.store.master(txid).await?)
+        Ok(clearing.into_conflicting())
     }
 
     /// Restores these pages, `creating`, from the master's body, over an engine that can lose writes.

@@ -38,7 +38,8 @@ async fn a_half_created_transaction_is_completed_from_every_step() {
         let txid = half_created(&store, cleared).await;
         assert!(!are_live(&store, txid).await);
         for _ in 0..2 {
-            let master = Recovery::of(&store).complete(txid).await.unwrap().unwrap();
+            Recovery::of(&store).complete(txid).await.unwrap();
+            let master = store.master(txid).await.unwrap().unwrap();
             assert_eq!(master.state(), TxState::Live);
             assert!(are_live(&store, txid).await);
         }
@@ -106,10 +107,11 @@ async fn a_contested_transaction_is_not_completed() {
     let txid = half_created(&store, 0).await;
     let reason = Reason::Command;
     store.sequenced(Key::master(txid), Sequenced::MarkConflicting { reason, height: 5 }).await;
-    let master = Recovery::of(&store).complete(txid).await.unwrap().unwrap();
+    Recovery::of(&store).complete(txid).await.unwrap();
+    let master = store.master(txid).await.unwrap().unwrap();
     assert_eq!(master.state(), TxState::Conflicting(Verdict::Conflicting(reason)));
     assert_eq!(store.pages(txid, 1, 2).await.unwrap()[0].as_ref().unwrap().state(), TxState::Creating);
-    assert!(Recovery::of(&store).complete(Txid([1; 32])).await.unwrap().is_none());
+    assert_eq!(Recovery::of(&store).complete(Txid([1; 32])).await.unwrap(), [0; 0]);
 }
 
 const NOW: Sweep = Sweep { now_ms: 10_000_000, older_than_ms: 120_000, dry_run: false };

@@ -121,7 +121,7 @@ impl CommitCheck {
     /// master and not this page leaves the flag of a verdict that the chain repeats.
     fn is_handled_again(&self, page: &Page) -> bool {
         let (handled, era) = *self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_of_earlier_era = |stamp: Stamp| (stamp.offset >> Stamp::OFFSET_BITS) < era.into();
+        let is_of_earlier_era = |stamp: Stamp| stamp.era() < era.into();
         page.chain_pos.is_some_and(|stamp| is_of_earlier_era(stamp) && stamp.chain_offset() >= handled)
     }
 
