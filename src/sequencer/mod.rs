@@ -1,5 +1,5 @@
 //! The one consumer of `utxo.chain`: handles each event in order and finishes each event before the next. Contests at
-//! hand are handled together, with the result of one after the other ([`window`]).
+//! hand are handled together, with the result of one after the other (`src/sequencer/window.rs`).
 //!
 //! Three phases for each event: evaluate ([`evaluate`], pure), write the decision ahead ([`decisions`], the log),
 //! apply. With [`steps`] each handler reads as if it decided everything itself. [`chain_feed`] appends blocks and
