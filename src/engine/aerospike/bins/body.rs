@@ -60,11 +60,9 @@ fn empty_list() -> Value {
     packed_list(empty)
 }
 
-/// Returns whether the bins give exactly these bytes back: version and lock time are bins of the page, and a record
-/// without inputs is a partial transaction.
+/// Returns whether the bins give exactly these bytes back: version and lock time are bins of the page.
 fn is_reproducible(page: &Page, transaction: &Transaction<'_>) -> bool {
-    transaction.input_count() > 0
-        && transaction.version() == page.version
+    transaction.version() == page.version
         && transaction.lock_time() == page.lock_time
         && transaction.is_coinbase() == page.is_coinbase
         && (transaction.is_extended() || transaction.is_coinbase())
@@ -120,7 +118,7 @@ pub fn decode(page: &Page, bins: &mut BinReader) -> Result<Option<Body>, BadReco
         return Ok(Some(Body::Transaction(bytes.into())));
     }
     let Some(outputs) = bins.optional_list(names::OUTPUTS)? else { return Ok(None) };
-    // An absent bin, as earlier versions wrote, reads as an empty list.
+    // A whole transaction has inputs. An absent bin, as earlier versions wrote, reads as an empty list.
     let inputs = bins.list(names::INPUTS)?;
     if inputs.is_empty() {
         return outputs.into_iter().map(decode_output).collect::<Result<_, _>>().map(|all| Some(Body::Outputs(all)));
