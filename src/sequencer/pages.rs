@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     engine::Row,
     record::{
-        Key, Operation, Outcome, Page, Phase, Record, Rejection, Reply, Sequenced, Slot, Stamp, TxState, Verdict,
-        build::OtherPages, page_refusal,
+        Key, Operation, Outcome, Page, Phase, Record, Rejection, Sequenced, Slot, TxState, Verdict, build::OtherPages,
+        page_refusal,
     },
     sequencer::{
         SequencerError,
@@ -16,6 +16,7 @@ use crate::{
     store::{
         create::{InitialState, PagedTx},
         into_page,
+        page_reports::PageReports,
         pages::{ExtraPages, PAGES_AT_A_TIME},
         recovery::{CompleteError, Recovery, RestoreError},
     },
@@ -135,42 +136,16 @@ pub async fn apply_to_slots(cx: &HandlerContext<'_>, rows: Vec<Row>) -> Result<V
 /// Writes into the masters whether all slots of their other pages are spent. An absent master gets the fact from
 /// the event that took the last slot, once that event comes (again).
 pub async fn update_masters(cx: &HandlerContext<'_>, rows: &[Row], outcomes: &[Outcome]) -> Result<(), SequencerError> {
-    let mut page_states = BTreeMap::new();
-    for (row, outcome) in rows.iter().zip(outcomes) {
-        if let (Key::Page(_, 1..), Operation::Sequenced(stamp, operation)) = (row.key, &row.operation)
-            && let Outcome::Applied(Reply::Slots { all_spent, .. })
-            | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }) = outcome
-            // A settled slot of a page that is all spent is reported, too: a predecessor can have written "not all
-            // spent" late, and was stopped before its second look.
-            && (*all_spent || !is_respend(operation))
-        {
-            // A slot that is freed in the same request keeps the page from being all spent, in any order of the rows.
-            let (_, spent) = page_states.entry(row.key).or_insert((*stamp, *all_spent));
-            *spent &= *all_spent;
-        }
-    }
-    set_pages_spent(cx, &page_states).await?;
-    page_states.retain(|_, (_, all_spent)| !*all_spent);
-    if page_states.is_empty() {
+    let reports = PageReports::of(rows, outcomes);
+    apply_reports(cx, reports.rows()).await?;
+    let pages = reports.pages_to_read_again();
+    if pages.is_empty() {
         return Ok(());
     }
-    // A spend of the freed slot can have written "all spent" before this "not all spent" arrived: read the pages again.
-    let pages = cx.read(page_states.keys().copied().collect()).await?;
-    let since = page_states.into_iter().zip(pages);
-    let since = since.filter(|(_, page)| page.as_ref().and_then(Record::page).is_some_and(Page::is_all_spent));
-    set_pages_spent(cx, &since.map(|((key, (stamp, _)), _)| (key, (stamp, true))).collect()).await
+    apply_reports(cx, reports.rows_since(&cx.read(pages).await?)).await
 }
 
-async fn set_pages_spent(
-    cx: &HandlerContext<'_>,
-    page_states: &BTreeMap<Key, (Stamp, bool)>,
-) -> Result<(), SequencerError> {
-    let rows = page_states.iter().filter_map(|(key, (stamp, spent))| {
-        let Key::Page(txid, page) = *key else { return None };
-        let set_spent = Sequenced::SetPageSpent { page, spent: *spent };
-        Some(Row { key: Key::master(txid), operation: Operation::Sequenced(*stamp, set_spent) })
-    });
-    let rows: Vec<Row> = rows.collect();
+async fn apply_reports(cx: &HandlerContext<'_>, rows: Vec<Row>) -> Result<(), SequencerError> {
     if !rows.is_empty() {
         cx.apply(rows).await?;
     }
@@ -376,10 +351,6 @@ pub async fn read_slots(
         }
     }
     Ok(slots)
-}
-
-fn is_respend(operation: &Sequenced) -> bool {
-    matches!(operation, Sequenced::Respend(_))
 }
 
 fn first_offset(row: &Row) -> u32 {

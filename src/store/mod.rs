@@ -32,6 +32,7 @@ pub mod tx_list;
 pub mod unspent;
 pub mod verify;
 
+pub(crate) mod page_reports;
 pub(crate) mod pages;
 mod scan;
 #[cfg(test)]

@@ -9,12 +9,13 @@ use crate::{
     blob::BlobName,
     engine::{EngineError, Row},
     record::{
-        Blob, Body, HeldSlot, Key, Operation, Outcome, Page, Phase, Record, Rejection, Reply, Sequenced, SpendingData,
-        Stamp, TxState, Verdict,
+        Blob, Body, HeldSlot, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendingData, Stamp, TxState,
+        Verdict,
     },
     store::{
         StateStore,
         body::{BodyError, ParsedBody},
+        page_reports::PageReports,
         pages::ExtraPages,
     },
     tx::Txid,
@@ -140,34 +141,17 @@ impl<'a> PruneWork<'a> {
         Ok(released)
     }
 
-    /// Reports to the masters whether their other pages are all spent: a page with a settled slot in both cases, a page
-    /// with a marked slot where the page is all spent. A repeat reports again, since the master may lack the report:
-    /// the pruner was stopped before, the report was late, or the master did not exist yet. Returns the transactions
-    /// whose masters an uncommitted event has changed.
+    /// Reports to the masters whether their other pages are all spent. A repeat reports again, since the master may
+    /// lack the report: the pruner was stopped before, the report was late, or the master did not exist yet. Returns
+    /// the transactions whose masters an uncommitted event has changed.
     async fn report_pages(&self, rows: &[Row], outcomes: &[Outcome]) -> Result<BTreeSet<Txid>, EngineError> {
-        let mut pages: BTreeMap<Key, bool> = BTreeMap::new();
-        for (row, outcome) in rows.iter().zip(outcomes) {
-            if let (Key::Page(_, 1..), Operation::Sequenced(_, operation)) = (row.key, &row.operation)
-                && let Outcome::Applied(Reply::Slots { all_spent, .. })
-                | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }) = outcome
-                && (*all_spent || matches!(operation, Sequenced::Settle(_)))
-            {
-                *pages.entry(row.key).or_insert(true) &= *all_spent;
-            }
+        let reports = PageReports::of(rows, outcomes);
+        let (_, mut changed) = self.apply(reports.rows()).await?;
+        let pages = reports.pages_to_read_again();
+        if !pages.is_empty() {
+            let since = reports.rows_since(&self.store.read(pages).await?);
+            changed.append(&mut self.apply(since).await?.1);
         }
-        let report = |(key, spent): (&Key, bool)| match *key {
-            Key::Page(txid, page) => Some(self.row(Key::master(txid), Sequenced::SetPageSpent { page, spent })),
-            _ => None,
-        };
-        let (_, mut changed) =
-            self.apply(pages.iter().filter_map(|(key, spent)| report((key, *spent))).collect()).await?;
-        // A spend of the settled slot can have written "all spent" before this "not all spent" arrived.
-        pages.retain(|_, all_spent| !*all_spent);
-        let keys: Vec<Key> = pages.into_keys().collect();
-        let read = self.store.read(keys.clone()).await?;
-        let since = keys.iter().zip(&read);
-        let since = since.filter(|(_, page)| page.as_ref().and_then(Record::page).is_some_and(Page::is_all_spent));
-        changed.append(&mut self.apply(since.filter_map(|(key, _)| report((key, true))).collect()).await?.1);
         Ok(changed)
     }
 

@@ -1,6 +1,6 @@
 //! Transactions of several pages: half created, contested meanwhile, or spent on their last pages.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use utxo_store::{
     broker::partitioner::partition_of,
@@ -18,7 +18,7 @@ use super::{
     holding_engine::{HoldingEngine, is_create_of, is_sequenced, is_spend_by},
     reason, state,
 };
-use crate::harness::{Coin, LOSS_WINDOW, Made, PARTITIONS, World, WorldSettings, spend, wide_coinbase};
+use crate::harness::{Coin, LOSS_WINDOW, Made, PARTITIONS, Running, World, WorldSettings, spend, wide_coinbase};
 
 async fn paged(page_size: u32) -> World {
     World::with_settings(WorldSettings::paged(page_size)).await
@@ -305,19 +305,17 @@ async fn a_recreated_master_records_that_its_page_is_all_spent() {
 }
 
 /// The sequencer has settled a slot and is about to record that the page is not all spent. Meanwhile the last slot is
-/// taken, and that is recorded first. Protects: the last record about a page is its actual state.
-#[tokio::test(start_paused = true)]
-async fn a_page_spent_during_a_settle_stays_recorded_as_all_spent() {
-    let world = paged(2).await;
+/// taken, and that is recorded first. Returns the instance, the record that is held back, and the two rivals.
+async fn page_spent_during_a_settle(world: &World) -> (Running, Arc<HoldingEngine>, [Made; 2]) {
     let seed = world.seed(1, 4).await;
-    let (winner, loser) = (spend(&[seed.coin(2)], 1, 1), spend(&[seed.coin(2)], 1, 2));
+    let rivals = [1, 2].map(|tag| spend(&[seed.coin(2)], 1, tag));
     let last = spend(&[seed.coin(3)], 1, 3);
     let of = seed.txid;
-    let holding = HoldingEngine::hold_first(&world, move |row| {
+    let holding = HoldingEngine::hold_first(world, move |row| {
         is_sequenced(row, of, |operation| matches!(operation, Sequenced::SetPageSpent { spent: false, .. }))
     });
-    let running = holding.in_front_of(&world).start();
-    for made in [&winner, &loser] {
+    let running = holding.in_front_of(world).start();
+    for made in &rivals {
         world.validate(made).await;
     }
     holding.wait_for_held(1).await;
@@ -325,6 +323,14 @@ async fn a_page_spent_during_a_settle_stays_recorded_as_all_spent() {
     while world.page(&last).await.is_none() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+    (running, holding, rivals)
+}
+
+/// Protects: the last record about a page is its actual state.
+#[tokio::test(start_paused = true)]
+async fn a_page_spent_during_a_settle_stays_recorded_as_all_spent() {
+    let world = paged(2).await;
+    let (running, holding, [winner, loser]) = page_spent_during_a_settle(&world).await;
     assert!(matches!(holding.release().await[..], [Outcome::Applied(_)]));
     world.until_consumed().await;
     running.stop().await;
@@ -332,27 +338,12 @@ async fn a_page_spent_during_a_settle_stays_recorded_as_all_spent() {
     world.check("a page that is all spent meanwhile").await;
 }
 
-/// As before, and the sequencer is killed before its second look at the page (simulator, seed 33578). Protects: the
-/// next sequencer settles the slot again, finds the page all spent, and records that.
+/// The sequencer is killed before its second look at the page (simulator, seed 33578). Protects: the next sequencer
+/// settles the slot again, finds the page all spent, and records that.
 #[tokio::test(start_paused = true)]
 async fn a_page_spent_during_a_settle_is_recorded_by_the_next_sequencer() {
     let world = paged(2).await;
-    let seed = world.seed(1, 4).await;
-    let (winner, loser) = (spend(&[seed.coin(2)], 1, 1), spend(&[seed.coin(2)], 1, 2));
-    let last = spend(&[seed.coin(3)], 1, 3);
-    let of = seed.txid;
-    let holding = HoldingEngine::hold_first(&world, move |row| {
-        is_sequenced(row, of, |operation| matches!(operation, Sequenced::SetPageSpent { spent: false, .. }))
-    });
-    let running = holding.in_front_of(&world).start();
-    for made in [&winner, &loser] {
-        world.validate(made).await;
-    }
-    holding.wait_for_held(1).await;
-    world.validate(&last).await;
-    while world.page(&last).await.is_none() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    let (running, holding, _) = page_spent_during_a_settle(&world).await;
     running.kill().await;
     assert!(matches!(holding.release().await[..], [Outcome::Applied(_)]));
     let next = world.start();

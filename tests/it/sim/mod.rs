@@ -129,10 +129,9 @@ fn replay(name: &str, plan: Plan) {
     }
 }
 
-/// Entry of `make sim`; `make test` runs a fixed short set of seeds. A verdict flags the pages of a wide transaction; a
-/// node loses its master alone (decision 0293, reduced from seed 32480). Protects: the chain repeats the block before
-/// the verdict over a page that keeps the flag, and does not halt. A program that draws its random numbers in another
-/// order makes another history of this plan.
+/// A verdict flags the pages of a wide transaction, and a node loses its master alone (decision 0293, reduced from seed
+/// 32480). Protects: the chain repeats the block before the verdict over a page that keeps the flag, and does not halt.
+/// A program that draws its random numbers in another order makes another history of this plan.
 #[test]
 fn a_page_that_a_lost_verdict_has_flagged_does_not_halt_the_block_before() {
     let plan = include_str!("plans/lost-verdict-of-a-wide-transaction.plan");
@@ -141,6 +140,7 @@ fn a_page_that_a_lost_verdict_has_flagged_does_not_halt_the_block_before() {
     }
 }
 
+/// Entry of `make sim`; `make test` runs a fixed short set of seeds.
 #[test]
 fn histories_break_no_rule_and_rebuild_to_the_same_state() {
     if let Ok(plan) = std::env::var("SIM_PLAN") {
