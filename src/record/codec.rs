@@ -19,6 +19,7 @@ use bytes::Bytes;
 use super::{BlockRecord, CommandRecord, CommandResult, Key, LockRecord, Page, Record};
 use crate::tx::Txid;
 use fields::{RecordReader, RecordWriter};
+use page::PageParts;
 
 pub use meta::{
     decode_hold, decode_migration, decode_rebuilding, decode_restored, decode_topics, encode_hold, encode_migration,
@@ -57,7 +58,7 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) {
     match record {
         Record::Page(page) => {
             w.byte(0);
-            page::write(page, &mut w);
+            page::write(page, PageParts::All, &mut w);
         }
         Record::LockRecord(lock_record) => {
             w.byte(1);
@@ -82,17 +83,18 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the binary form of a page to `out`, without the kind.
-pub fn encode_page(page: &Page, out: &mut Vec<u8>) {
+/// Appends to `out` the binary form of the fields of a page that never change, or only with the whole page: a stub, a
+/// tombstone, a reassigned slot. A body that is stored inline is left out, and so is the kind of the record.
+pub fn encode_constants(page: &Page, out: &mut Vec<u8>) {
     let mut w = RecordWriter(out);
     w.byte(page::version_of(page));
-    page::write(page, &mut w);
+    page::write(page, PageParts::Constants, &mut w);
 }
 
-/// Decodes what [`encode_page`] wrote. The page shares the memory of the value.
+/// Decodes what [`encode_constants`] wrote. The page shares the memory of the value.
 ///
 /// # Errors
-/// Fails for every value that [`encode_page`] does not write for this page.
+/// Fails for every value that is no binary form of this page.
 pub fn decode_page(txid: Txid, number: u32, value: Bytes) -> Result<Page, CodecError> {
     let mut r = RecordReader(value);
     read_version(&mut r)?;

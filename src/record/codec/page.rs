@@ -56,6 +56,16 @@ mod flag {
     /// Bits of the fields that only a master has.
     pub const MASTER_ONLY: u32 = CREATED_BY | EXTERNAL | (EXTERNAL - 1) & !(MINED - 1);
     pub const ALL: u32 = (CREATED_BY << 1) - 1;
+    /// Bits of the fields that never change, or only with the whole page: a stub, a tombstone, a reassigned slot.
+    pub const CONSTANT: u32 = COINBASE | SPENDING_HEIGHT | AMOUNT_SIZES | SLOT_HEIGHT | MASTER | CREATED_BY | EXTERNAL;
+}
+
+/// Parts of a page that are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PageParts {
+    All,
+    /// The fields that never change, without a body that is stored inline. The number of spent slots is 0.
+    Constants,
 }
 
 fn flags(page: &Page) -> u32 {
@@ -93,52 +103,57 @@ fn flags(page: &Page) -> u32 {
     flags
 }
 
-pub(super) fn write(page: &Page, w: &mut RecordWriter) {
-    w.raw(&flags(page).to_le_bytes());
+pub(super) fn write(page: &Page, parts: PageParts, w: &mut RecordWriter) {
+    let (flags, spent_utxos) = match parts {
+        PageParts::All => (flags(page), page.spent_utxos),
+        PageParts::Constants => (flags(page) & flag::CONSTANT, 0),
+    };
+    w.raw(&flags.to_le_bytes());
     w.number(page.version);
     w.number(page.lock_time);
     w.number(page.fee);
     w.number(page.size_in_bytes);
     w.number(page.extended_size);
-    w.number(page.spent_utxos);
+    w.number(spent_utxos);
     w.number(page.record_utxos);
-    write_marks(page, w);
-    if let Some(slots) = &page.utxos {
+    let has = |flag: u32| flags & flag != 0;
+    write_marks(page, has, w);
+    if let Some(slots) = page.utxos.as_ref().filter(|_| has(flag::UTXOS)) {
         w.count(slots.len());
         slots.iter().for_each(|slot| write_slot(slot, w));
     }
-    if !page.amount_sizes.is_empty() {
+    if has(flag::AMOUNT_SIZES) {
         w.bytes(&page.amount_sizes);
     }
     if let Some(master) = &page.master {
-        write_master(master, w);
+        write_master(master, has, w);
     }
 }
 
 /// Writes the fields that few pages have.
-fn write_marks(page: &Page, w: &mut RecordWriter) {
-    page.creating_at.into_iter().for_each(|ms| w.number(ms));
+fn write_marks(page: &Page, has: impl Fn(u32) -> bool, w: &mut RecordWriter) {
+    page.creating_at.filter(|_| has(flag::CREATING_AT)).into_iter().for_each(|ms| w.number(ms));
     page.spending_height.into_iter().for_each(|height| w.number(height));
-    for set in [&page.contested, &page.pruned_spenders] {
-        if !set.is_empty() {
+    for (flag, set) in [(flag::CONTESTED, &page.contested), (flag::PRUNED_SPENDERS, &page.pruned_spenders)] {
+        if has(flag) {
             w.count(set.len());
             set.iter().for_each(|slot| w.number(*slot));
         }
     }
-    if !page.utxo_spendable_in.is_empty() {
+    if has(flag::SPENDABLE_IN) {
         w.count(page.utxo_spendable_in.len());
         for (slot, height) in &page.utxo_spendable_in {
             w.number(*slot);
             w.number(*height);
         }
     }
-    if !page.reassignments.is_empty() {
+    if has(flag::REASSIGNMENTS) {
         w.count(page.reassignments.len());
         page.reassignments.iter().for_each(|reassignment| write_reassignment(reassignment, w));
     }
-    page.chain_pos.iter().for_each(|stamp| w.stamp(stamp));
-    page.delete_at_height.into_iter().for_each(|height| w.number(height));
-    page.pruned.into_iter().for_each(|height| w.number(height));
+    page.chain_pos.iter().filter(|_| has(flag::CHAIN_POS)).for_each(|stamp| w.stamp(stamp));
+    page.delete_at_height.filter(|_| has(flag::DELETE_AT_HEIGHT)).into_iter().for_each(|height| w.number(height));
+    page.pruned.filter(|_| has(flag::PRUNED)).into_iter().for_each(|height| w.number(height));
     page.slot_height.into_iter().for_each(|height| w.number(height));
 }
 
@@ -170,11 +185,11 @@ fn write_reassignment(reassignment: &Reassignment, w: &mut RecordWriter) {
     w.output(output);
 }
 
-fn write_master(master: &Master, w: &mut RecordWriter) {
+fn write_master(master: &Master, has: impl Fn(u32) -> bool, w: &mut RecordWriter) {
     w.number(master.total_utxos);
     w.number(master.total_extra_recs);
     w.number(master.created_at);
-    if !master.mined.is_empty() {
+    if has(flag::MINED) {
         w.count(master.mined.len());
         for MinedIn { block_id, height, subtree } in &master.mined {
             w.number(*block_id);
@@ -182,21 +197,21 @@ fn write_master(master: &Master, w: &mut RecordWriter) {
             w.number(*subtree);
         }
     }
-    master.unmined_since.into_iter().for_each(|height| w.number(height));
-    if !master.conflicting_children.is_empty() {
+    master.unmined_since.filter(|_| has(flag::UNMINED_SINCE)).into_iter().for_each(|height| w.number(height));
+    if has(flag::CHILDREN) {
         w.count(master.conflicting_children.len());
         master.conflicting_children.iter().for_each(|child| w.raw(&child.0));
     }
-    if !master.spent_pages.is_empty() {
+    if has(flag::SPENT_PAGES) {
         w.count(master.spent_pages.len());
         master.spent_pages.iter().for_each(|page| w.number(*page));
     }
-    master.verdict.iter().for_each(|verdict| w.verdict(verdict));
-    master.preserve_until.into_iter().for_each(|height| w.number(height));
+    master.verdict.iter().filter(|_| has(flag::VERDICT)).for_each(|verdict| w.verdict(verdict));
+    master.preserve_until.filter(|_| has(flag::PRESERVE)).into_iter().for_each(|height| w.number(height));
     master.created_by.into_iter().for_each(|event| w.number(event.number()));
     match &master.body {
-        Some(Body::Transaction(bytes)) => w.bytes(bytes),
-        Some(Body::Outputs(outputs)) => {
+        Some(Body::Transaction(bytes)) if has(flag::TRANSACTION) => w.bytes(bytes),
+        Some(Body::Outputs(outputs)) if has(flag::OUTPUTS) => {
             w.count(outputs.count() as usize);
             outputs.iter().for_each(|output| w.option(output, |w, output| w.output(output)));
         }
@@ -208,7 +223,7 @@ fn write_master(master: &Master, w: &mut RecordWriter) {
             });
             blob.content_hash().iter().for_each(|hash| w.raw(hash));
         }
-        None => {}
+        _ => {}
     }
 }
 

@@ -308,6 +308,38 @@ proptest! {
         prop_assert_eq!(decode(&key, encoded(&record)), Ok(record));
     }
 
+    /// The constants are those of a page that has nothing else.
+    #[test]
+    fn constants_are_what_never_changes(page in page()) {
+        let mut bytes = Vec::new();
+        encode_constants(&page, &mut bytes);
+        let master = page.master.as_deref().map(|master| Box::new(Master {
+            total_utxos: master.total_utxos,
+            total_extra_recs: master.total_extra_recs,
+            created_at: master.created_at,
+            created_by: master.created_by,
+            body: master.body.clone().filter(|body| matches!(body, Body::External(_))),
+            ..Master::default()
+        }));
+        let constants = Page {
+            number: page.number,
+            version: page.version,
+            lock_time: page.lock_time,
+            fee: page.fee,
+            size_in_bytes: page.size_in_bytes,
+            extended_size: page.extended_size,
+            amount_sizes: page.amount_sizes.clone(),
+            record_utxos: page.record_utxos,
+            is_coinbase: page.is_coinbase,
+            spending_height: page.spending_height,
+            slot_height: page.slot_height,
+            master,
+            ..Page::empty(page.txid)
+        };
+        let decoded = decode_page(page.txid, page.number, bytes.into());
+        prop_assert_eq!(decoded, Ok(constants));
+    }
+
     #[test]
     fn truncated_and_extended_values_are_refused((key, record) in stored()) {
         let bytes = encoded(&record);

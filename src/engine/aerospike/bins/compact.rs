@@ -12,7 +12,7 @@
 //! The other bins are those of the reference system, and as rare.
 
 use aerospike::Value;
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 
 use super::{
     super::{
@@ -21,7 +21,9 @@ use super::{
         packed::Packed,
     },
     Bins, body,
-    page::{decode_shared, decode_shared_of_master, decode_slot, encode_shared, encode_shared_of_master, slot_bytes},
+    page::{
+        decode_shared, decode_shared_of_master, decode_slot_bytes, encode_shared, encode_shared_of_master, slot_bytes,
+    },
     values::{BadRecord, BinReader, blob, blob_value, int, packed_list},
 };
 use crate::{
@@ -56,34 +58,11 @@ pub fn encode(page: &Page) -> Bins {
     bins
 }
 
-/// Encodes what never changes, or only with the whole page: a stub, a tombstone, a reassigned slot.
 fn encode_constants(page: &Page) -> Vec<u8> {
-    let master = page.master.as_deref().map(|master| {
-        let Master { total_utxos, total_extra_recs, created_at, created_by, body, .. } = master;
-        let (total_utxos, total_extra_recs, created_at) = (*total_utxos, *total_extra_recs, *created_at);
-        let created_by = *created_by;
-        let body = body.clone().filter(|body| matches!(body, Body::External(_)));
-        Box::new(Master { total_utxos, total_extra_recs, created_at, created_by, body, ..Master::default() })
-    });
-    let constants = Page {
-        number: page.number,
-        version: page.version,
-        lock_time: page.lock_time,
-        fee: page.fee,
-        size_in_bytes: page.size_in_bytes,
-        extended_size: page.extended_size,
-        amount_sizes: page.amount_sizes.clone(),
-        record_utxos: page.record_utxos,
-        is_coinbase: page.is_coinbase,
-        spending_height: page.spending_height,
-        slot_height: page.slot_height,
-        master,
-        ..Page::empty(page.txid)
-    };
     let mut bytes = Vec::with_capacity(HEAD + 64 + page.amount_sizes.len());
     bytes.extend_from_slice(&page.txid.0);
     bytes.extend_from_slice(&page.number.to_le_bytes());
-    codec::encode_page(&constants, &mut bytes);
+    codec::encode_constants(page, &mut bytes);
     bytes
 }
 
@@ -195,10 +174,7 @@ fn encode_slots(page: &Page, slots: &[Slot]) -> Value {
 /// Decodes a slot: the size before the hash is made anew at each write.
 fn decode_sized_slot(value: Value) -> Result<Slot, BadRecord> {
     match value {
-        Value::Blob(mut bytes) if !bytes.is_empty() => {
-            bytes.remove(0);
-            decode_slot(Value::Blob(bytes))
-        }
+        Value::Blob(bytes) if !bytes.is_empty() => decode_slot_bytes(&bytes[1..]),
         Value::Nil => Ok(Slot::Nil),
         _ => Err(BadRecord::Bin(names::UTXOS)),
     }
@@ -255,12 +231,13 @@ fn decode_fields(txid: Txid, number: u32, bins: &mut BinReader) -> Result<(Page,
             false => BadRecord::Bin(names::TX),
         });
     };
-    let tx = Bytes::from(tx);
     let (stored_txid, stored_number, _) = split_tx(&tx)?;
     if (stored_txid, stored_number) != (txid, number) {
         return Err(BadRecord::Bin(names::TX));
     }
-    let mut page = codec::decode_page(txid, number, tx.slice(HEAD..)).map_err(|error| match error {
+    let mut constants = Bytes::from(tx);
+    constants.advance(HEAD);
+    let mut page = codec::decode_page(txid, number, constants).map_err(|error| match error {
         CodecError::Version(_) => BadRecord::LaterVersion(names::TX),
         _ => BadRecord::Bin(names::TX),
     })?;

@@ -185,10 +185,15 @@ pub fn spending_data(spender: &SpendingData) -> [u8; 36] {
 }
 
 pub fn decode_slot(value: Value) -> Result<Slot, BadRecord> {
-    if value == Value::Nil {
-        return Ok(Slot::Nil);
+    match value {
+        Value::Nil => Ok(Slot::Nil),
+        Value::Blob(bytes) => decode_slot_bytes(&bytes),
+        _ => Err(BadRecord::Bin(names::UTXOS)),
     }
-    let bytes = blob(names::UTXOS, value)?;
+}
+
+/// Decodes the hash of a slot, with its spender where the slot is spent or frozen.
+pub fn decode_slot_bytes(bytes: &[u8]) -> Result<Slot, BadRecord> {
     let (hash, spender) = bytes.split_first_chunk::<32>().ok_or(BadRecord::Bin(names::UTXOS))?;
     let hash = UtxoHash(*hash);
     if spender.is_empty() {

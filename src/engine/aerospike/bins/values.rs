@@ -29,13 +29,25 @@ pub enum BadRecord {
     LaterVersion(&'static str),
 }
 
+/// Bins that are compared by name, at most.
+const COMPARED: usize = 8;
+
 /// The bins of a record, taken one by one.
 pub struct BinReader(pub IndexMap<String, Value>);
 
 impl BinReader {
     /// Takes a bin out. The order of the rest does not matter any more, so a swap is enough.
     fn take(&mut self, name: &str) -> Option<Value> {
-        self.0.swap_remove(name).filter(|value| *value != Value::Nil)
+        let value = match self.0.len() {
+            0 => None,
+            // Comparing a few names costs less than the hash of one.
+            1..=COMPARED => {
+                let at = self.0.keys().position(|bin| bin == name)?;
+                self.0.swap_remove_index(at).map(|(_, value)| value)
+            }
+            _ => self.0.swap_remove(name),
+        };
+        value.filter(|value| *value != Value::Nil)
     }
 
     pub fn has(&self, name: &str) -> bool {
