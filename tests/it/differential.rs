@@ -14,7 +14,7 @@ use utxo_store::{
     rng::SplitMix64,
 };
 
-use crate::aerospike_server::AerospikeServer;
+use crate::aerospike_server::{AerospikeServer, FIT, Setup};
 
 const RECORDS: u64 = 50;
 const STEPS: u64 = 200;
@@ -39,6 +39,30 @@ async fn memory_and_aerospike_agree_on_ten_thousand_operations() {
         // Otherwise every operation was read first, and the filter expressions were never tried.
         assert!(counts.native > 20 && counts.blind_writes > 50, "{counts:?}");
         assert!(counts.refused > 500 && counts.lost_races == 0, "{counts:?}");
+    }
+}
+
+/// Seeds on one set: a namespace of the server has 256 secondary indexes at most, and a set has four.
+const SEEDS_OF_SET: u64 = 20;
+
+/// Compares `SEEDS` seeds from `FROM` on with the server itself, ten thousand operations each, in the layout `LAYOUT`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "takes as long as SEEDS says"]
+async fn memory_and_aerospike_agree_for_many_seeds() {
+    let number = |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().unwrap());
+    let (from, count) = (number("FROM", 1), number("SEEDS", 100));
+    let layout = std::env::var("LAYOUT").map_or(Layout::Compact, |layout| layout.parse().unwrap());
+    let setup = Setup { durable: false, namespace: FIT };
+    let Some(server) = AerospikeServer::start_own(setup) else { return };
+    for first in (from..from + count).step_by(SEEDS_OF_SET as usize) {
+        let settings = AerospikeSettings { layout: Some(layout), ..server.settings() };
+        let aerospike = Arc::new(AerospikeEngine::open(&settings, RULES).await.unwrap());
+        // The seeds of a set share blocks and the meta record.
+        let memory = Arc::new(MemoryEngine::new(RULES));
+        for seed in first..(first + SEEDS_OF_SET).min(from + count) {
+            compare(vec![memory.clone(), aerospike.clone()], seed).await;
+        }
+        eprintln!("{layout}, seeds up to {}: {:?}", first + SEEDS_OF_SET - 1, aerospike.group_counts());
     }
 }
 
