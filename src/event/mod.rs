@@ -71,7 +71,9 @@ pub const SCHEMA_VERSION: u8 = 1;
 const ENVELOPE_LEN: usize = 3;
 
 /// Most transactions are smaller, so that most messages are written without another allocation.
-const USUAL_MESSAGE_LEN: usize = 512;
+const USUAL_TRANSACTION_LEN: usize = 512;
+/// Most messages without transactions are smaller. A log in memory keeps the capacity of each message.
+const USUAL_MESSAGE_LEN: usize = 160;
 
 macro_rules! events {
     ($( $(#[$doc:meta])* $kind:ident($type:ident $(<$lt:lifetime>)?) = $number:literal, $text:literal; )+) => {
@@ -243,7 +245,10 @@ fn open_envelope(message: &[u8]) -> Result<(Kind, &[u8]), DecodeError> {
 
 /// Begins a message: the envelope, ready for the body.
 fn begin_message(kind: Kind) -> BodyWriter {
-    let mut message = Vec::with_capacity(USUAL_MESSAGE_LEN);
+    let mut message = Vec::with_capacity(match kind {
+        Kind::Validated | Kind::Seeded => USUAL_TRANSACTION_LEN,
+        _ => USUAL_MESSAGE_LEN,
+    });
     message.extend([MAGIC, SCHEMA_VERSION, kind as u8]);
     BodyWriter::new(message)
 }

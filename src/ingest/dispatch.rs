@@ -89,8 +89,8 @@ pub enum TaskMessage {
 /// Subject of a message that the pipeline publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Publication {
-    /// The contest of a flight.
-    Contest(FlightId),
+    /// The contests of flights.
+    Contests(Vec<FlightId>),
     /// The dead letter of an event, with the outcome of its transaction.
     DeadLetter(EventRef),
     /// The outcome of transactions that are live, with the events that have made them live.

@@ -55,7 +55,7 @@ use crate::{
         flight::SubmittedTx,
         outcome_watch::OutcomeWatch,
         plan::{Action, EventRef, NamedTransaction, Planner, StoreHistory},
-        publish::mismatch_poison,
+        publish::{FlightContest, mismatch_poison},
     },
     prepare::{Poison, PrepareSettings, PreparedEvent},
     record::Reason,
@@ -358,7 +358,7 @@ impl Pipeline {
                     {
                         self.reads.count_root(&self.settings.dead_letter_limits, &self.services.modes, event, parent);
                     }
-                    self.publications.publish_contest(flight, txid, event, body, reason);
+                    self.publications.gather_contest(FlightContest { flight, txid, event, body, reason });
                 }
                 Action::Mismatched { event, work } => {
                     let txid = work.page().txid;
@@ -373,6 +373,7 @@ impl Pipeline {
             }
         }
         self.dispatcher.flush();
+        self.publications.flush_contests();
         let partitions = &self.reads.member.partitions;
         self.chunks.begin_loads(|number, epoch| partitions.running_watermark(number, epoch));
         self.publications.flush_live();

@@ -47,37 +47,57 @@ pub struct Publisher {
     pub metrics: Arc<Metrics>,
 }
 
+/// The contest of a flight.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlightContest {
+    /// Flight that goes on once the contest is in the log.
+    pub flight: FlightId,
+    /// The transaction that is contested.
+    pub txid: Txid,
+    /// First event of the flight.
+    pub event: EventRef,
+    /// Hash of the body in that event.
+    pub body: [u8; 32],
+    /// Reason of the contest.
+    pub reason: Reason,
+}
+
 impl Publisher {
-    /// Publishes a contest to the chain log.
-    pub fn publish_contest(
-        &self,
-        flight: FlightId,
-        txid: Txid,
-        event: EventRef,
-        body: [u8; 32],
-        reason: Reason,
-        messages: mpsc::UnboundedSender<TaskMessage>,
-    ) {
-        self.metrics.contests.inc();
+    /// Publishes contests to the chain log, in this order, together: one request and one answer.
+    pub fn publish_contests(&self, contests: Vec<FlightContest>, messages: mpsc::UnboundedSender<TaskMessage>) {
+        let Some(first) = contests.first() else { return };
+        self.metrics.contests.inc_by(contests.len() as u64);
+        let (first, others) = ((first.txid, first.event), contests.len() - 1);
+        let flights = contests.iter().map(|contest| contest.flight).collect();
+        let contests: Vec<OutgoingMessage> =
+            contests.into_iter().map(|contest| self.contest_message(contest)).collect();
+        let publisher = self.clone();
+        spawn_publish(messages, Publication::Contests(flights), async move {
+            let published =
+                produce_until_acknowledged(publisher.producer.as_ref(), &contests, publisher.retry_pause).await;
+            published.map(drop).map_err(|error| {
+                let (txid, EventRef { partition, offset, .. }) = first;
+                let others = if others > 0 { format!(" and {others} more") } else { String::new() };
+                let what = format!("the contest of {txid} (partition {partition}, offset {offset}){others}");
+                refuse(what, &publisher.chain_topic, error)
+            })
+        });
+    }
+
+    fn contest_message(&self, FlightContest { txid, event, body, reason, .. }: FlightContest) -> OutgoingMessage {
         let position = EventPosition {
             topic: self.source_topic.to_string(),
             partition: event.partition,
             offset: event.offset,
             timestamp_ms: event.timestamp_ms,
         };
-        let payload = Event::Contest(Contest { txid, position, body, reason }).encode();
-        let message = OutgoingMessage {
+        OutgoingMessage {
             topic: self.chain_topic.clone(),
             partition: Some(0),
             key: Bytes::copy_from_slice(&txid.0),
-            payload: payload.into(),
+            payload: Event::Contest(Contest { txid, position, body, reason }).encode().into(),
             ..OutgoingMessage::default()
-        };
-        let publisher = self.clone();
-        let what = format!("the contest of {txid} (partition {}, offset {})", event.partition, event.offset);
-        spawn_publish(messages, Publication::Contest(flight), async move {
-            publisher.produce(message).await.map_err(|error| refuse(what, &publisher.chain_topic, error))
-        });
+        }
     }
 
     /// Publishes the unchanged message of an event as a dead letter with its source and the reason, then the outcome of
@@ -238,13 +258,16 @@ mod tests {
         let event = EventRef { partition: 3, offset: 7, timestamp_ms: 9, epoch: 1 };
         let (sender, mut messages) = mpsc::unbounded_channel();
         let (flight, txid) = (FlightId { index: 0, generation: 0 }, Txid([1; 32]));
-        publisher.publish_contest(flight, txid, event, [0; 32], Reason::Found, sender.clone());
-        let Some(TaskMessage::NotPublished(Publication::Contest(_), error)) = messages.recv().await else {
-            panic!("it was published")
-        };
-        let expected =
-            format!("the contest of {txid} (partition 3, offset 7) cannot be published to `chain`: produce: too large");
-        assert_eq!(error.to_string(), expected);
+        let contest = FlightContest { flight, txid, event, body: [0; 32], reason: Reason::Found };
+        for (count, more) in [(1, ""), (3, " and 2 more")] {
+            publisher.publish_contests(vec![contest.clone(); count], sender.clone());
+            let Some(TaskMessage::NotPublished(Publication::Contests(flights), error)) = messages.recv().await else {
+                panic!("the contests were published")
+            };
+            assert_eq!(flights, vec![flight; count]);
+            let what = format!("the contest of {txid} (partition 3, offset 7){more}");
+            assert_eq!(error.to_string(), format!("{what} cannot be published to `chain`: produce: too large"));
+        }
         let source =
             Message { offset: 7, timestamp_ms: 9, key: Bytes::new(), payload: Bytes::new(), headers: Vec::new() };
         let poison = Poison { stage: "prepare", class: DeadLetterClass::Decode, message: "why".into(), txid: None };

@@ -97,7 +97,7 @@ pub async fn collect_findings(
             }
         }
         holder_states.extend(contest_holders(cx, phase, holders).await?);
-        Box::pin(complete(cx, &distinct(half_created.iter().copied()))).await?;
+        complete(cx, &distinct(half_created.iter().copied())).await?;
         completed.extend(half_created);
         open = again;
         if !awaited.is_empty() {

@@ -181,7 +181,7 @@ pub async fn update_conflicting_children(
     conflicting: bool,
 ) -> Result<(), SequencerError> {
     let mut open: BTreeSet<(Txid, Txid)> = children.collect();
-    let mut waiting = cx.start_wait("the parents of conflicting transactions");
+    let mut waiting = None;
     loop {
         let rows = open.iter().map(|(parent, child)| {
             let operation = if conflicting {
@@ -203,6 +203,7 @@ pub async fn update_conflicting_children(
             }
             Box::pin(create_missing_stubs(cx, distinct(open.iter().map(|(parent, _)| *parent)))).await?;
         }
+        let waiting = waiting.get_or_insert_with(|| cx.start_wait("the parents of conflicting transactions"));
         waiting.pause_for(&format_missing(open.iter().map(|(parent, _)| *parent))).await;
     }
 }

@@ -224,7 +224,7 @@ impl Speculation {
             }
             records.contains_key(key)
         };
-        let distinct: HashSet<Key> = keys.into_iter().filter(|key| !is_known(key)).collect();
+        let distinct: HashSet<Key, FixedState> = keys.into_iter().filter(|key| !is_known(key)).collect();
         let mut missing: Vec<Key> = distinct.into_iter().collect();
         // A simulated run must repeat from its seed.
         missing.sort_unstable();

@@ -10,12 +10,10 @@ use crate::{
     group::outcomes::GatheredTxids,
     ingest::{
         dispatch::{LiveEvent, Publication, TaskMessage},
-        flight::FlightId,
         plan::{EventRef, Planner},
-        publish::Publisher,
+        publish::{FlightContest, Publisher},
     },
     prepare::Poison,
-    record::Reason,
     telemetry::Completion,
     tx::Txid,
 };
@@ -34,6 +32,8 @@ pub(super) struct Publications {
     /// Messages about live transactions without an acknowledgement.
     pending_live: usize,
     live: Option<LiveOutcomes>,
+    /// Contests that leave together once the planner has no more actions.
+    gathered_contests: Vec<FlightContest>,
     contests: u64,
     dead_letters: u64,
 }
@@ -66,20 +66,28 @@ impl Publications {
             next_flush: Instant::now() + max_pause,
             max_pause,
         });
-        Publications { publisher, sender, pending: 0, pending_live: 0, live, contests: 0, dead_letters: 0 }
+        Publications {
+            publisher,
+            sender,
+            pending: 0,
+            pending_live: 0,
+            live,
+            gathered_contests: Vec::new(),
+            contests: 0,
+            dead_letters: 0,
+        }
     }
 
-    pub(super) fn publish_contest(
-        &mut self,
-        flight: FlightId,
-        txid: Txid,
-        event: EventRef,
-        body: [u8; 32],
-        reason: Reason,
-    ) {
+    /// Gathers a contest for the next [`flush_contests`](Self::flush_contests).
+    pub(super) fn gather_contest(&mut self, contest: FlightContest) {
         self.contests += 1;
-        self.pending += 1;
-        self.publisher.publish_contest(flight, txid, event, body, reason, self.sender.clone());
+        self.gathered_contests.push(contest);
+    }
+
+    /// Publishes the gathered contests.
+    pub(super) fn flush_contests(&mut self) {
+        self.pending += self.gathered_contests.len();
+        self.publisher.publish_contests(std::mem::take(&mut self.gathered_contests), self.sender.clone());
     }
 
     pub(super) fn publish_dead_letter(&mut self, event: EventRef, message: Message, poison: Poison) {
@@ -130,7 +138,8 @@ impl Publications {
     /// Notes that a message is acknowledged, or refused for good.
     pub(super) fn end(&mut self, publication: &Publication) {
         match publication {
-            Publication::Contest(_) | Publication::DeadLetter(_) => self.pending -= 1,
+            Publication::Contests(flights) => self.pending -= flights.len(),
+            Publication::DeadLetter(_) => self.pending -= 1,
             Publication::Live(_) => self.pending_live -= 1,
         }
     }
@@ -139,7 +148,10 @@ impl Publications {
     pub(super) fn fail(&mut self, publication: Publication, planner: &mut Planner, now_ms: u64) -> Vec<EventRef> {
         self.end(&publication);
         match publication {
-            Publication::Contest(flight) => planner.halt(flight, now_ms).map_or_else(Vec::new, |(_, events)| events),
+            Publication::Contests(flights) => {
+                let halted = flights.into_iter().filter_map(|flight| planner.halt(flight, now_ms));
+                halted.flat_map(|(_, events)| events).collect()
+            }
             Publication::DeadLetter(event) => vec![event],
             Publication::Live(events) => events.into_iter().map(|(event, _)| event).collect(),
         }

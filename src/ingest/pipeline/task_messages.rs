@@ -49,8 +49,8 @@ impl Pipeline {
             TaskMessage::Published(publication) => {
                 self.publications.end(&publication);
                 match publication {
-                    Publication::Contest(flight) => {
-                        self.planner.contest_published(flight, now_ms);
+                    Publication::Contests(flights) => {
+                        flights.into_iter().for_each(|flight| self.planner.contest_published(flight, now_ms));
                         // Other instances may wait for the commit, and the next transaction here may be proven now. One
                         // proof follows several contests.
                         if self.publications.pending() == 0 && self.planner.flights().counts().parked > 0 {
