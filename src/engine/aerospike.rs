@@ -337,14 +337,14 @@ impl Nodes {
 impl ConnectedCluster {
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
         let policy = BatchReadPolicy::default();
-        let to_read = |key: &Key| Ok(BatchOperation::read(&policy, self.location.server_key(key)?, Bins::All));
+        let to_read = |key: &Key| BatchOperation::read(&policy, self.location.server_key(key), Bins::All);
         self.read_rows(keys, |key| key, to_read, |key, bins| bins::decode(self.layout, key, bins)).await
     }
 
     async fn read_selected(&self, pages: &[(Key, Selection)]) -> Vec<Result<Option<SelectedPage>, EngineError>> {
         let policy = BatchReadPolicy::default();
         let to_read = |(key, selection): &(Key, Selection)| {
-            Ok(selected::read(self.layout, &policy, self.location.server_key(key)?, *selection))
+            selected::read(self.layout, &policy, self.location.server_key(key), *selection)
         };
         let decode =
             |(key, selection): &(Key, Selection), bins| bins::decode_selected(self.layout, key, *selection, bins);
@@ -356,17 +356,13 @@ impl ConnectedCluster {
         &self,
         rows: &[R],
         key_of: impl Fn(&R) -> &Key,
-        to_read: impl Fn(&R) -> Result<BatchOperation, ::aerospike::Error>,
+        to_read: impl Fn(&R) -> BatchOperation,
         decode: impl Fn(&R, IndexMap<String, Value>) -> Result<T, BadRecord>,
     ) -> Vec<Result<Option<T>, EngineError>> {
-        let reads: Result<Vec<BatchOperation>, ::aerospike::Error> = rows.iter().map(to_read).collect();
-        let mut reads = match reads {
-            Ok(reads) if reads.is_empty() => return Vec::new(),
-            Ok(reads) => reads,
-            Err(error) => {
-                return rows.iter().map(|_| Err(engine_error("read", "any", &error, RequestKind::Read))).collect();
-            }
-        };
+        if rows.is_empty() {
+            return Vec::new();
+        }
+        let mut reads: Vec<BatchOperation> = rows.iter().map(to_read).collect();
         let failed = Box::pin(self.nodes.client().batch(&self.policies.batch, &mut reads)).await.err();
         let answers = rows.iter().zip(reads).map(|(row, read)| {
             let key = key_of(row);

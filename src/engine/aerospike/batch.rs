@@ -12,6 +12,7 @@ use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
 use aerospike::{BatchOperation, Error, Key as ServerKey, ResultCode};
 use foldhash::fast::FixedState;
+use smallvec::{SmallVec, smallvec};
 
 use super::{
     ConnectedCluster,
@@ -41,9 +42,9 @@ const ROW_BYTES: usize = 1_024;
 struct RowGroup<'a> {
     key: Key,
     location: &'a StoreLocation,
-    /// Indexes of the rows in the call.
-    rows: Vec<usize>,
-    operations: Vec<&'a Operation>,
+    /// Indexes of the rows in the call; mostly one.
+    rows: SmallVec<[usize; 1]>,
+    operations: SmallVec<[&'a Operation; 1]>,
     step: GroupStep,
     attempts: u32,
     /// Index of the group that has to be done before this one is sent.
@@ -111,8 +112,8 @@ impl ConnectedCluster {
             groups.push(RowGroup {
                 key: row.key,
                 location: &self.location,
-                rows: vec![number],
-                operations: vec![&row.operation],
+                rows: smallvec![number],
+                operations: smallvec![&row.operation],
                 step: GroupStep::Read,
                 attempts: 0,
                 waits_for: None,
@@ -164,7 +165,7 @@ impl RowGroup<'_> {
 
     /// Makes the server's key anew for each request: a copy would cost as much.
     fn server_key(&self) -> ServerKey {
-        self.location.server_key(&self.key).unwrap_or_else(|error| unreachable!("a blob can be a key: {error}"))
+        self.location.server_key(&self.key)
     }
 
     /// Splits off the second half of the rows as a new group, where the group is to be halved.
@@ -173,7 +174,7 @@ impl RowGroup<'_> {
             return None;
         }
         let middle = self.rows.len() / 2;
-        let (rows, operations) = (self.rows.split_off(middle), self.operations.split_off(middle));
+        let (rows, operations) = (self.rows.drain(middle..).collect(), self.operations.drain(middle..).collect());
         self.step = GroupStep::Read;
         let (key, location) = (self.key, self.location);
         Some(RowGroup { key, location, rows, operations, step: GroupStep::Read, attempts: 0, waits_for: None })

@@ -185,7 +185,7 @@ pub async fn read_layout(
     location: &StoreLocation,
 ) -> Result<Layout, OpenAerospikeError> {
     let unreachable = |problem| OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem };
-    let key = location.server_key(&Key::Meta).map_err(|error| unreachable(describe_error(&error)))?;
+    let key = location.server_key(&Key::Meta);
     let bins = Bins::Some(vec![names::meta::STORE_ID.into(), names::meta::LAYOUT.into()]);
     let mut read = [BatchOperation::read(&BatchReadPolicy::default(), key, bins)];
     let failed = Box::pin(client.batch(policy, &mut read)).await.err();

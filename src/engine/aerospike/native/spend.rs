@@ -9,6 +9,7 @@ use aerospike::{
     expressions::{Expression, and, bitwise::get_int, blob_bin, eq, int_bin, int_val, le, or},
     operations::{Operation as ServerOperation, lists},
 };
+use smallvec::SmallVec;
 
 use super::{
     super::{
@@ -84,7 +85,8 @@ impl SpendTemplates {
 
     /// Compiles spends; `None` where they differ in marks or signals, take a slot twice, or take too many slots.
     pub fn compile(&self, is_master: bool, key: ServerKey, operations: &[&Operation]) -> Option<NativeRequest> {
-        let spends: Vec<&Spend> = operations.iter().map(|operation| operation.spend()).collect::<Option<_>>()?;
+        let spends = operations.iter().map(|operation| operation.spend());
+        let spends = spends.collect::<Option<SmallVec<[&Spend; 4]>>>()?;
         let first = spends.first()?;
         let is_uniform = spends
             .iter()
