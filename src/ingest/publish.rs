@@ -3,10 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
-    broker::{BrokerError, Message, OutgoingMessage, Producer, produce_until_acknowledged},
+    backoff::Backoff,
+    broker::{BrokerError, BrokerErrorKind, Message, OutgoingMessage, Producer, produce_until_acknowledged},
     event::{
         Contest, DeadLetter, DeadLetterClass, Event, EventPosition, OutcomeChange, OutcomeEvent, OutcomeKind,
         OutcomeSource,
@@ -27,8 +28,11 @@ use crate::{
     tx::Txid,
 };
 
-/// Publisher of the pipeline's own messages. Each is answered with [`TaskMessage::Published`], or with
-/// [`TaskMessage::NotPublished`].
+/// Time after which contests without an answer are published again. The client of the broker answers before.
+const ANSWER_BOUND: Duration = Duration::from_secs(600);
+
+/// Publisher of the pipeline's own messages. Each is answered with [`TaskMessage::Published`], also together with
+/// others, or with [`TaskMessage::NotPublished`].
 #[derive(Clone)]
 pub struct Publisher {
     /// Producer whose acknowledgements complete events.
@@ -63,28 +67,54 @@ pub struct FlightContest {
 }
 
 impl Publisher {
-    /// Publishes contests to the chain log, in this order, together: one request and one answer.
+    /// Publishes contests to the chain log: one request for all, and an answer for each. Contests of one turn of the
+    /// loop follow from at most some answers of the store, so that their number is bounded.
     pub fn publish_contests(&self, contests: Vec<FlightContest>, messages: mpsc::UnboundedSender<TaskMessage>) {
-        let Some(first) = contests.first() else { return };
+        if contests.is_empty() {
+            return;
+        }
         self.metrics.contests.inc_by(contests.len() as u64);
-        let (first, others) = ((first.txid, first.event), contests.len() - 1);
-        let flights = contests.iter().map(|contest| contest.flight).collect();
-        let contests: Vec<OutgoingMessage> =
-            contests.into_iter().map(|contest| self.contest_message(contest)).collect();
-        let publisher = self.clone();
-        spawn_publish(messages, Publication::Contests(flights), async move {
-            let published =
-                produce_until_acknowledged(publisher.producer.as_ref(), &contests, publisher.retry_pause).await;
-            published.map(drop).map_err(|error| {
-                let (txid, EventRef { partition, offset, .. }) = first;
-                let others = if others > 0 { format!(" and {others} more") } else { String::new() };
-                let what = format!("the contest of {txid} (partition {partition}, offset {offset}){others}");
-                refuse(what, &publisher.chain_topic, error)
-            })
-        });
+        let contests = contests.into_iter().map(|contest| (self.contest_message(&contest), contest)).collect();
+        let (publisher, sender) = (self.clone(), messages.clone());
+        spawn("publishing contests", &sender, async move { publisher.produce_contests(contests, &messages).await });
     }
 
-    fn contest_message(&self, FlightContest { txid, event, body, reason, .. }: FlightContest) -> OutgoingMessage {
+    /// Produces contests until each is acknowledged, or refused for good. Only contests without an acknowledgement are
+    /// repeated: each repeat of a contest is an event of the chain.
+    async fn produce_contests(
+        &self,
+        mut left: Vec<(OutgoingMessage, FlightContest)>,
+        messages: &mpsc::UnboundedSender<TaskMessage>,
+    ) {
+        let mut backoff = Backoff::from_key(self.retry_pause, left.first().map_or(&[][..], |(first, _)| &first.key));
+        loop {
+            let request: Vec<OutgoingMessage> = left.iter().map(|(message, _)| message.clone()).collect();
+            let results = self.producer.produce_each(&request, Instant::now() + ANSWER_BOUND).await;
+            let (mut acknowledged, mut again) = (Vec::new(), Vec::new());
+            for ((message, contest), result) in std::mem::take(&mut left).into_iter().zip(results) {
+                match result {
+                    Ok(_) => acknowledged.push(contest.flight),
+                    Err(error) if error.kind == BrokerErrorKind::Retryable => again.push((message, contest, error)),
+                    Err(error) => {
+                        let FlightContest { flight, txid, event: EventRef { partition, offset, .. }, .. } = contest;
+                        let what = format!("the contest of {txid} (partition {partition}, offset {offset})");
+                        let refused = Err(refuse(what, &self.chain_topic, error));
+                        answer(messages, Publication::Contests(vec![flight]), refused);
+                    }
+                }
+            }
+            if !acknowledged.is_empty() {
+                answer(messages, Publication::Contests(acknowledged), Ok(()));
+            }
+            let Some((.., error)) = again.last() else { return };
+            tracing::warn!(%error, contests = again.len(), "contests not published; publishing them again");
+            left = again.into_iter().map(|(message, contest, _)| (message, contest)).collect();
+            backoff.pause().await;
+        }
+    }
+
+    fn contest_message(&self, contest: &FlightContest) -> OutgoingMessage {
+        let FlightContest { txid, event, body, reason, .. } = *contest;
         let position = EventPosition {
             topic: self.source_topic.to_string(),
             partition: event.partition,
@@ -185,19 +215,26 @@ fn spawn_publish(
     published: impl Future<Output = Result<(), PipelineError>> + Send + 'static,
 ) {
     let sender = messages.clone();
-    spawn("publishing", &sender, async move {
-        let answer = match published.await {
-            Ok(()) => TaskMessage::Published(publication),
-            Err(error @ PipelineError::NotPublished { error: BrokerError { kind, .. }, .. })
-                if kind.is_client_unusable() =>
-            {
-                TaskMessage::Fatal(error)
-            }
-            Err(error) => TaskMessage::NotPublished(publication, error),
-        };
-        // A pipeline that has ended reads the event again at its next start.
-        let _ = messages.send(answer);
-    });
+    spawn("publishing", &sender, async move { answer(&messages, publication, published.await) });
+}
+
+/// Tells the loop the result of a publication.
+fn answer(
+    messages: &mpsc::UnboundedSender<TaskMessage>,
+    publication: Publication,
+    published: Result<(), PipelineError>,
+) {
+    let answer = match published {
+        Ok(()) => TaskMessage::Published(publication),
+        Err(error @ PipelineError::NotPublished { error: BrokerError { kind, .. }, .. })
+            if kind.is_client_unusable() =>
+        {
+            TaskMessage::Fatal(error)
+        }
+        Err(error) => TaskMessage::NotPublished(publication, error),
+    };
+    // A pipeline that has ended reads the event again at its next start.
+    let _ = messages.send(answer);
 }
 
 /// Returns the reason of a dead letter for an event that contradicts the stored record.
@@ -212,10 +249,10 @@ pub fn mismatch_poison(txid: Txid) -> Poison {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::{collections::VecDeque, sync::Mutex};
 
     use super::*;
-    use crate::broker::{BrokerErrorKind, Delivery};
+    use crate::broker::Delivery;
 
     /// A producer that refuses messages above this number of bytes.
     struct Narrow(usize, Mutex<Vec<OutgoingMessage>>);
@@ -240,6 +277,52 @@ mod tests {
         }
     }
 
+    /// A producer that answers by a script, and notes the keys.
+    struct Scripted(Mutex<VecDeque<Option<BrokerErrorKind>>>, Mutex<Vec<Bytes>>);
+
+    #[async_trait::async_trait]
+    impl Producer for Scripted {
+        async fn produce(&self, message: OutgoingMessage) -> Result<Delivery, BrokerError> {
+            self.1.lock().unwrap().push(message.key);
+            match self.0.lock().unwrap().pop_front().unwrap() {
+                None => Ok(Delivery { partition: 0, offset: 0 }),
+                Some(kind) => Err(BrokerError::new(kind, "produce", "scripted")),
+            }
+        }
+
+        async fn produce_all(&self, _: Vec<OutgoingMessage>) -> Result<Vec<Delivery>, BrokerError> {
+            unreachable!("contests are produced each for itself")
+        }
+    }
+
+    #[tokio::test]
+    async fn contests_that_leave_together_are_acknowledged_refused_and_repeated_each() {
+        let script = [None, Some(BrokerErrorKind::Rejected), Some(BrokerErrorKind::Retryable), None];
+        let producer = Arc::new(Scripted(Mutex::new(script.into()), Mutex::default()));
+        let publisher = publisher(producer.clone());
+        let flight = |index| FlightId { index, generation: 0 };
+        let contest = |index| FlightContest {
+            flight: flight(index),
+            txid: Txid([index as u8; 32]),
+            event: EventRef { partition: 3, offset: 7, timestamp_ms: 9, epoch: 1 },
+            body: [0; 32],
+            reason: Reason::Found,
+        };
+        let (sender, mut messages) = mpsc::unbounded_channel();
+        publisher.publish_contests((0..3).map(contest).collect(), sender);
+        let mut answers = Vec::new();
+        while let Some(message) = messages.recv().await {
+            answers.push(match message {
+                TaskMessage::Published(Publication::Contests(flights)) => (true, flights),
+                TaskMessage::NotPublished(Publication::Contests(flights), _) => (false, flights),
+                _ => panic!("another message"),
+            });
+        }
+        assert_eq!(answers, [(false, vec![flight(1)]), (true, vec![flight(0)]), (true, vec![flight(2)])]);
+        let keys: Vec<u8> = producer.1.lock().unwrap().iter().map(|key| key[0]).collect();
+        assert_eq!(keys, [0, 1, 2, 2], "an acknowledged contest is not repeated");
+    }
+
     fn publisher(producer: Arc<dyn Producer>) -> Publisher {
         Publisher {
             producer,
@@ -259,15 +342,13 @@ mod tests {
         let (sender, mut messages) = mpsc::unbounded_channel();
         let (flight, txid) = (FlightId { index: 0, generation: 0 }, Txid([1; 32]));
         let contest = FlightContest { flight, txid, event, body: [0; 32], reason: Reason::Found };
-        for (count, more) in [(1, ""), (3, " and 2 more")] {
-            publisher.publish_contests(vec![contest.clone(); count], sender.clone());
-            let Some(TaskMessage::NotPublished(Publication::Contests(flights), error)) = messages.recv().await else {
-                panic!("the contests were published")
-            };
-            assert_eq!(flights, vec![flight; count]);
-            let what = format!("the contest of {txid} (partition 3, offset 7){more}");
-            assert_eq!(error.to_string(), format!("{what} cannot be published to `chain`: produce: too large"));
-        }
+        publisher.publish_contests(vec![contest], sender.clone());
+        let Some(TaskMessage::NotPublished(Publication::Contests(flights), error)) = messages.recv().await else {
+            panic!("the contest was published")
+        };
+        assert_eq!(flights, [flight]);
+        let what = format!("the contest of {txid} (partition 3, offset 7)");
+        assert_eq!(error.to_string(), format!("{what} cannot be published to `chain`: produce: too large"));
         let source =
             Message { offset: 7, timestamp_ms: 9, key: Bytes::new(), payload: Bytes::new(), headers: Vec::new() };
         let poison = Poison { stage: "prepare", class: DeadLetterClass::Decode, message: "why".into(), txid: None };
