@@ -55,7 +55,7 @@ impl Place {
 }
 
 /// Imports a file of this many outputs, exports the store as a file, creates a snapshot of the store, restores the
-/// snapshot, and migrates the store. The copy must have the digest of its source.
+/// snapshot, and migrates the store. Both copies must have the digest of their source.
 pub fn measure(kafka: &KafkaServer, place: &Place, outputs: u64) {
     let program = Bench::on(kafka.bootstrap_servers());
     program.create_topics();
@@ -84,10 +84,13 @@ pub fn measure(kafka: &KafkaServer, place: &Place, outputs: u64) {
     print(place, "restore", &measured::run(&program, &restore, &variables), outputs, chunks);
     let migrate = measured::run(&program, &["migrate", "--from", &imported, "--to", &migrated], &variables);
     print(place, "migrate", &migrate, outputs, chunks);
-    let stats = |store: &str| measured::run(&program, &["stats", "--store", store, "--blobs", &blobs], &[]).report;
-    let [source, copy] = [&imported, &migrated].map(|store| stats(store)["digest"].clone());
-    assert!(source.is_string() && source == copy, "digest of the source {source}, of the copy {copy}");
-    println!("{:<10} digest of the source and of the copy: {copy}", place.name());
+    let stats = |store: &str, blobs: &str| {
+        measured::run(&program, &["stats", "--store", store, "--blobs", blobs], &[]).report["digest"].clone()
+    };
+    let source = stats(&imported, &blobs);
+    let copies = [stats(&restored, &other_blobs), stats(&migrated, &blobs)];
+    assert!(source.is_string() && copies.iter().all(|copy| *copy == source), "digests of {source}: {copies:?}");
+    println!("{:<10} digest of the source, the restored and the migrated store: {source}", place.name());
     fs::remove_dir_all(program.directory.path()).ok();
 }
 

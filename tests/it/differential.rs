@@ -42,27 +42,39 @@ async fn memory_and_aerospike_agree_on_ten_thousand_operations() {
     }
 }
 
-/// Seeds on one set: a namespace of the server has 256 secondary indexes at most, and a set has four.
+/// Seeds on one set, which share blocks and the meta record.
 const SEEDS_OF_SET: u64 = 20;
+/// Sets of one server: a namespace has 256 secondary indexes at most, and a set has four.
+const SETS_OF_SERVER: u64 = 60;
 
 /// Compares `SEEDS` seeds from `FROM` on with the server itself, ten thousand operations each, in the layout `LAYOUT`.
+/// A failure is repeated from the first seed of its set on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "takes as long as SEEDS says"]
 async fn memory_and_aerospike_agree_for_many_seeds() {
     let number = |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().unwrap());
     let (from, count) = (number("FROM", 1), number("SEEDS", 100));
     let layout = std::env::var("LAYOUT").map_or(Layout::Compact, |layout| layout.parse().unwrap());
-    let setup = Setup { durable: false, namespace: FIT };
-    let Some(server) = AerospikeServer::start_own(setup) else { return };
-    for first in (from..from + count).step_by(SEEDS_OF_SET as usize) {
+    let start = || AerospikeServer::start_own(Setup { durable: false, namespace: FIT });
+    let Some(mut server) = start() else { return };
+    let sets = (from..from + count).step_by(SEEDS_OF_SET as usize);
+    for (number, first) in (0..).zip(sets) {
+        if number > 0 && number % SETS_OF_SERVER == 0 {
+            server = start().unwrap();
+        }
+        let last = (first + SEEDS_OF_SET).min(from + count) - 1;
+        eprintln!("{layout}, seeds {first} to {last}");
         let settings = AerospikeSettings { layout: Some(layout), ..server.settings() };
         let aerospike = Arc::new(AerospikeEngine::open(&settings, RULES).await.unwrap());
-        // The seeds of a set share blocks and the meta record.
         let memory = Arc::new(MemoryEngine::new(RULES));
-        for seed in first..(first + SEEDS_OF_SET).min(from + count) {
+        for seed in first..=last {
             compare(vec![memory.clone(), aerospike.clone()], seed).await;
         }
-        eprintln!("{layout}, seeds up to {}: {:?}", first + SEEDS_OF_SET - 1, aerospike.group_counts());
+        let counts = aerospike.group_counts();
+        eprintln!("{counts:?}");
+        let seeds = last - first + 1;
+        assert!(counts.native > 20 * seeds && counts.blind_writes > 50 * seeds, "{counts:?}");
+        assert!(counts.refused > 500 * seeds && counts.lost_races == 0, "{counts:?}");
     }
 }
 

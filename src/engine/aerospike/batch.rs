@@ -163,7 +163,7 @@ impl RowGroup<'_> {
         matches!(self.step, GroupStep::Done(_))
     }
 
-    /// Makes the server's key anew for each request: a copy would cost as much.
+    /// Makes the server's key anew for each request: a kept key would be copied, and few requests are repeated.
     fn server_key(&self) -> ServerKey {
         self.location.server_key(&self.key)
     }

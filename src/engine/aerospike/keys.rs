@@ -42,9 +42,14 @@ impl StoreLocation {
         }
     }
 
-    /// Returns the server's key: the digest alone. The server stores nothing else with the record, and the client
-    /// copies a key with each request.
+    /// Returns the server's key, without the user key: the server stores only the digest with the record, and the
+    /// client copies a key with each request.
     pub fn server_key(&self, key: &Key) -> ServerKey {
+        let (set, digest) = self.set_and_digest(key);
+        ServerKey::with_digest(self.namespace.as_str(), set, None, digest)
+    }
+
+    fn set_and_digest(&self, key: &Key) -> (&str, [u8; 20]) {
         let transactions = &self.transactions;
         let (set, digest) = match key {
             Key::Page(txid, 0) => (transactions, digest(transactions, &[&txid.0])),
@@ -55,7 +60,7 @@ impl StoreLocation {
             Key::Sentinel(number) => (&self.meta, digest(&self.meta, &[SENTINEL, &[*number]])),
             Key::Command(id) => (&self.commands, digest(&self.commands, &[id])),
         };
-        ServerKey::with_digest(self.namespace.as_str(), set.as_str(), None, digest)
+        (set, digest)
     }
 
     /// Finds the key of a record of `txid` by the digest that a scan or a query returned. `page` is the page number
@@ -64,7 +69,7 @@ impl StoreLocation {
         let numbered = page.map(|page| Key::Page(txid, page));
         let candidates = numbered.into_iter().chain([Key::master(txid), Key::LockRecord(txid)]);
         let pages = (1..MAX_PAGES).map(|page| Key::Page(txid, page));
-        candidates.chain(pages).find(|key| self.server_key(key).digest() == digest)
+        candidates.chain(pages).find(|key| self.set_and_digest(key).1 == digest)
     }
 }
 

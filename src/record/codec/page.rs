@@ -125,7 +125,7 @@ pub(super) fn write(page: &Page, parts: PageParts, w: &mut RecordWriter) {
     if has(flag::AMOUNT_SIZES) {
         w.bytes(&page.amount_sizes);
     }
-    if let Some(master) = &page.master {
+    if let Some(master) = page.master.as_ref().filter(|_| has(flag::MASTER)) {
         write_master(master, has, w);
     }
 }
@@ -133,7 +133,7 @@ pub(super) fn write(page: &Page, parts: PageParts, w: &mut RecordWriter) {
 /// Writes the fields that few pages have.
 fn write_marks(page: &Page, has: impl Fn(u32) -> bool, w: &mut RecordWriter) {
     page.creating_at.filter(|_| has(flag::CREATING_AT)).into_iter().for_each(|ms| w.number(ms));
-    page.spending_height.into_iter().for_each(|height| w.number(height));
+    page.spending_height.filter(|_| has(flag::SPENDING_HEIGHT)).into_iter().for_each(|height| w.number(height));
     for (flag, set) in [(flag::CONTESTED, &page.contested), (flag::PRUNED_SPENDERS, &page.pruned_spenders)] {
         if has(flag) {
             w.count(set.len());
@@ -154,7 +154,7 @@ fn write_marks(page: &Page, has: impl Fn(u32) -> bool, w: &mut RecordWriter) {
     page.chain_pos.iter().filter(|_| has(flag::CHAIN_POS)).for_each(|stamp| w.stamp(stamp));
     page.delete_at_height.filter(|_| has(flag::DELETE_AT_HEIGHT)).into_iter().for_each(|height| w.number(height));
     page.pruned.filter(|_| has(flag::PRUNED)).into_iter().for_each(|height| w.number(height));
-    page.slot_height.into_iter().for_each(|height| w.number(height));
+    page.slot_height.filter(|_| has(flag::SLOT_HEIGHT)).into_iter().for_each(|height| w.number(height));
 }
 
 fn write_slot(slot: &Slot, w: &mut RecordWriter) {
@@ -208,14 +208,14 @@ fn write_master(master: &Master, has: impl Fn(u32) -> bool, w: &mut RecordWriter
     }
     master.verdict.iter().filter(|_| has(flag::VERDICT)).for_each(|verdict| w.verdict(verdict));
     master.preserve_until.filter(|_| has(flag::PRESERVE)).into_iter().for_each(|height| w.number(height));
-    master.created_by.into_iter().for_each(|event| w.number(event.number()));
+    master.created_by.filter(|_| has(flag::CREATED_BY)).into_iter().for_each(|event| w.number(event.number()));
     match &master.body {
         Some(Body::Transaction(bytes)) if has(flag::TRANSACTION) => w.bytes(bytes),
         Some(Body::Outputs(outputs)) if has(flag::OUTPUTS) => {
             w.count(outputs.count() as usize);
             outputs.iter().for_each(|output| w.option(output, |w, output| w.output(output)));
         }
-        Some(Body::External(blob)) => {
+        Some(Body::External(blob)) if has(flag::EXTERNAL) => {
             w.byte(match blob {
                 Blob::First(None) => blob_form::FIRST,
                 Blob::First(Some(_)) => blob_form::FIRST_WITH_HASH,

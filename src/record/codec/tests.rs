@@ -336,8 +336,10 @@ proptest! {
             master,
             ..Page::empty(page.txid)
         };
-        let decoded = decode_page(page.txid, page.number, bytes.into());
-        prop_assert_eq!(decoded, Ok(constants));
+        let mut whole = vec![page::version_of(&constants)];
+        page::write(&constants, PageParts::All, &mut RecordWriter(&mut whole));
+        prop_assert_eq!(&bytes, &whole);
+        prop_assert_eq!(decode_page(page.txid, page.number, bytes.into()), Ok(constants));
     }
 
     #[test]
