@@ -54,7 +54,7 @@ use utxo_store::{
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const RULES: Rules = Rules::main(288);
-const CASES: [&str; 11] = [
+const CASES: [&str; 12] = [
     "mined",
     "object",
     "reorg",
@@ -62,6 +62,7 @@ const CASES: [&str; 11] = [
     "payments",
     "payments-1",
     "payments-10",
+    "flood",
     "cone",
     "losers",
     "prune",
@@ -126,6 +127,7 @@ async fn run(case: &str, engine: &str) {
         "payments" => run_payments(&name, &instance, 0).await,
         "payments-1" => run_payments(&name, &instance, 1).await,
         "payments-10" => run_payments(&name, &instance, 10).await,
+        "flood" => run_flood(&name, &instance).await,
         "prune" => prune::prune(&name, &instance).await,
         "links" => links::run_links(&name, &instance).await,
         "losers" => losers::run_losers(&name, &instance).await,
@@ -296,6 +298,28 @@ async fn run_payments(name: &str, instance: &Instance, percent: u64) {
     instance.wait_until(async || completed(Completion::Live) + completed(Completion::Contested) >= count).await;
     instance.wait_until_handled(0).await;
     measured.print(name, count);
+}
+
+/// Completes payments, each followed by the rival of an earlier one: half of the topic is an attack. The first line
+/// counts honest payments until every event is complete, the second one until the chain has decided every contest.
+async fn run_flood(name: &str, instance: &Instance) {
+    let count = env_number("CHAIN_FLOOD", 100_000);
+    let coins = create_coins(instance, 0, count).await;
+    let pair = |(number, coin): (usize, &Coin)| {
+        let rival = MadeTx::spending(coins[number * 7 / 8], 2, 1 + number as u32);
+        [MadeTx::spending(*coin, 2, 0).event(), rival.event()]
+    };
+    let payments: Vec<_> = coins.iter().enumerate().flat_map(pair).collect();
+    let (honest, decided) = (Measured::begin(), Measured::begin());
+    for payments in payments.chunks(MESSAGES_PER_CALL) {
+        instance.publish(TXS, payments.to_vec()).await;
+    }
+    let completed = |how| instance.metrics.completed.of(how).get();
+    let all = payments.len() as u64;
+    instance.wait_until(async || completed(Completion::Live) + completed(Completion::Contested) >= all).await;
+    honest.print(name, count);
+    instance.wait_until_handled(0).await;
+    decided.print("  decided", count);
 }
 
 /// Handles a block with the rival of a transaction that has `count` descendants, itself included.
