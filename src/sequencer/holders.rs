@@ -31,9 +31,6 @@ pub async fn contest_holders(
     phase: Phase,
     holders: Vec<Txid>,
 ) -> Result<BTreeMap<Txid, HolderState>, SequencerError> {
-    if holders.is_empty() {
-        return Ok(BTreeMap::new());
-    }
     let holders = distinct(holders);
     let rows = holders.iter().map(|txid| cx.row(phase, Key::master(*txid), Sequenced::MarkContested)).collect();
     let outcomes = cx.apply(rows).await?;

@@ -154,10 +154,7 @@ pub async fn update_masters(cx: &HandlerContext<'_>, rows: &[Row], outcomes: &[O
 }
 
 async fn apply_reports(cx: &HandlerContext<'_>, rows: Vec<Row>) -> Result<(), SequencerError> {
-    if !rows.is_empty() {
-        cx.apply(rows).await?;
-    }
-    Ok(())
+    cx.apply(rows).await.map(drop)
 }
 
 async fn masters_by_id(cx: &HandlerContext<'_>, txids: Vec<Txid>) -> Result<BTreeMap<Txid, Arc<Page>>, SequencerError> {
