@@ -183,6 +183,26 @@ impl PostgresDatabase {
     }
 }
 
+/// Waits until no session of a database works or has a transaction open. The server ends the work of a client that is
+/// gone in its own time. URLs of other engines have no such sessions.
+pub fn until_idle(url: &str) {
+    if !url.starts_with("postgres://") {
+        return;
+    }
+    let busy = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
+                AND backend_type = 'client backend' AND state <> 'idle'";
+    // The server ends a session that is idle in a transaction after a minute.
+    let until = Instant::now() + Duration::from_secs(40);
+    let mut quiet = 0;
+    // A session that is about to read its next statement looks idle: one look more.
+    while quiet < 2 {
+        assert!(Instant::now() < until, "a session of {url} works for over 40 s");
+        let output = Command::new("psql").args(["-X", "-q", "-A", "-t", "-c", busy, url]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        quiet = if output.stdout.trim_ascii() == b"0" { quiet + 1 } else { 0 };
+    }
+}
+
 /// Finds the folder with `initdb`: of the path, or of Debian's package.
 fn find_programs() -> Option<PathBuf> {
     let debian = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();

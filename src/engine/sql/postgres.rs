@@ -23,6 +23,7 @@ use super::{
     settings::{PostgresServer, SqlAccess},
     tables::{Changes, Column, Kind, Row, TABLES, Table, Value},
 };
+use crate::tasks;
 
 /// Rows of one statement, and bytes of their values, at most. The server takes one gibibyte a message.
 const STATEMENT_ROWS: usize = 4_096;
@@ -168,14 +169,21 @@ impl PostgresDatabase {
     }
 
     pub async fn begin_read(&self) -> Result<PostgresTransaction, SqlError> {
-        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-        self.check(PostgresTransaction(self.pool.begin_with(begin).await?)).await
+        self.begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await
     }
 
     /// Begins a transaction in which each statement sees the last commits: rows that a lock waited for are read as the
     /// other writer left them.
     pub async fn begin_write(&self) -> Result<PostgresTransaction, SqlError> {
-        self.check(PostgresTransaction(self.pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?)).await
+        self.begin("BEGIN ISOLATION LEVEL READ COMMITTED").await
+    }
+
+    async fn begin(&self, statement: &'static str) -> Result<PostgresTransaction, SqlError> {
+        let pool = self.pool.clone();
+        // A task of its own: sqlx rolls back what has begun. Of a transaction that is dropped before the answer sqlx
+        // knows nothing, and the next one on the connection would be in it: read-only after a read.
+        let begun = tokio::spawn(async move { pool.begin_with(statement).await }).await;
+        self.check(PostgresTransaction(tasks::result_of(begun).await?)).await
     }
 
     async fn check(&self, mut transaction: PostgresTransaction) -> Result<PostgresTransaction, SqlError> {

@@ -19,10 +19,18 @@ use utxo_store::{
     vault::{Asker, AskerSettings, Fee, LockCondition, LockId, SelectionRequest, Strategy, Terms, VaultError},
 };
 
-use super::{fake_store::FakeWorld, lock, on_each_database, outpoint, owner};
+use super::{fake_store::FakeWorld, lock, new_script, on_each_database, outpoint, owner};
+use crate::postgres_server;
 
 const STEPS: usize = 60;
 const OWNERS: [&str; 2] = ["alice", "bob"];
+
+/// Waits until the database has ended the work of a request that was dropped.
+async fn until_idle(url: &str) {
+    let url = url.to_owned();
+    // The drop of a request spawns a task, which this thread may have to run.
+    tokio::task::spawn_blocking(move || postgres_server::until_idle(&url)).await.unwrap();
+}
 
 /// A future that is dropped at its nth wait, as a crash of the process would drop it.
 struct Crashing<'a, T> {
@@ -62,6 +70,7 @@ struct Model {
 }
 
 struct History {
+    url: String,
     world: FakeWorld,
     model: Model,
     rng: SplitMix64,
@@ -171,7 +180,7 @@ impl History {
         // A commit that was on its way when the request was dropped is done first: SQLite has one writer, and
         // PostgreSQL works on it without a client.
         Asker::new(self.world.vault.clone(), AskerSettings::default()).end_expired_locks().await.unwrap();
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        until_idle(&self.url).await;
         if self.world.vault.locks(&name).await.unwrap().iter().any(|lock| lock.id == id) {
             self.model.owners.insert(id, owner_number);
         }
@@ -259,10 +268,14 @@ impl History {
         };
         let vault = self.world.vault.clone();
         if let Some(polls) = crash {
-            let mut work = pin!(vault.select(&name, &request));
+            let is_dropped = {
+                // The work is dropped with its connection at the end of the block.
+                let mut work = pin!(vault.select(&name, &request));
+                Crashing { work: work.as_mut(), polls }.await.is_none()
+            };
             // The repeat below finds what the crash has left.
-            if (Crashing { work: work.as_mut(), polls }).await.is_none() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+            if is_dropped {
+                until_idle(&self.url).await;
             }
         }
         let free = |(at, output): &(&Outpoint, &ModelOutput)| {
@@ -328,7 +341,7 @@ impl History {
     async fn run(url: &str, seed: u64) {
         let world = FakeWorld::new(url, &OWNERS).await;
         let (model, rng) = (Model::default(), SplitMix64::new(seed));
-        let mut history = History { world, model, rng, next: 0, next_lock: 0, next_request: 0 };
+        let mut history = History { url: url.to_owned(), world, model, rng, next: 0, next_lock: 0, next_request: 0 };
         for _ in 0..6 {
             history.add().await;
         }
@@ -368,4 +381,23 @@ async fn random_histories_follow_the_model() {
         })
         .await;
     }
+}
+
+/// Protects: a read that a client drops before its transaction has begun does not leave a transaction on its
+/// connection, in which the next write would be refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_dropped_read_leaves_its_connection_to_the_next_write() {
+    let Some(database) = postgres_server::shared_database() else { return };
+    let (plain, url) = (database.url(), format!("{}&PostgresMaxOpenConns=2", database.url()));
+    let world = FakeWorld::new(&url, &["alice"]).await;
+    let alice = owner("alice");
+    for polls in 1..=12 {
+        for _ in 0..2 {
+            let mut work = pin!(world.vault.balance(&alice));
+            Crashing { work: work.as_mut(), polls }.await;
+        }
+        until_idle(&plain).await;
+        world.vault.watch(&alice, &[new_script(&format!("script {polls}"))]).await.unwrap();
+    }
+    world.vault.close().await;
 }
