@@ -31,8 +31,10 @@ use crate::{
 
 /// Height of the first block: after the Genesis upgrade of the main network.
 const HEIGHT: u32 = 800_000;
-/// Lease of the clerks' sessions.
-const LEASE: Duration = Duration::from_secs(3);
+/// Lease of the clerks' sessions: longer than a machine under load stands still.
+const LEASE: Duration = Duration::from_secs(60);
+/// Lease of the session that nobody extends: the wait of the story.
+const LAST_LEASE: Duration = Duration::from_secs(3);
 /// Longest wait for a chapter.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
@@ -194,18 +196,20 @@ impl<'a> Scene<'a> {
         let requests = (request(sessions.0.lock_id), request(sessions.1.lock_id));
         let (of_alice, of_bob) =
             tokio::join!(alice.select(&requests.0, Duration::ZERO), bob.select(&requests.1, Duration::ZERO));
-        let winner_is_alice = of_alice.is_ok();
-        let (winner, loser) = if winner_is_alice { ("Alice", "Bob") } else { ("Bob", "Alice") };
-        let (selected, refused) = if winner_is_alice { (of_alice, of_bob) } else { (of_bob, of_alice) };
+        let mut clerks = [("Alice", &alice, sessions.0.lock_id, of_alice), ("Bob", &bob, sessions.1.lock_id, of_bob)];
+        if clerks[0].3.is_err() {
+            clerks.swap(0, 1);
+        }
+        let [(winner, of_winner, won, selected), (loser, client, lock_id, refused)] = clerks;
         show_selected(winner, &selected?)?;
         show_refusal(loser, refused)?;
 
         let text = format!("{winner}'s process dies. {loser} waits until the lease of the session is over.");
         self.begin_chapter(&text)?;
-        let (client, lock_id) = if winner_is_alice { (&bob, sessions.1.lock_id) } else { (&alice, sessions.0.lock_id) };
+        of_winner.heartbeat(won, Some(LAST_LEASE)).await?;
         let heartbeats = async {
             loop {
-                tokio::time::sleep(LEASE / 4).await;
+                tokio::time::sleep(LAST_LEASE / 4).await;
                 client.heartbeat(lock_id, None).await?;
             }
         };
