@@ -13,6 +13,12 @@ lints=$(mktemp)
 trap 'rm -f "$output" "$lints"' EXIT
 
 lint_failed=0
+# Megabytes of free disk: a full disk fails tests that have nothing to do with the disk, and cuts the report off.
+free_disk() { df -Pm . | awk 'NR == 2 { print $4 }'; }
+free_at_start=$(free_disk)
+# The first build of a clone keeps no parts for later builds: they take disk.
+if [ ! -d "${CARGO_TARGET_DIR:-target}/debug" ]; then export CARGO_INCREMENTAL=0; fi
+
 scripts/lint.sh 2>&1 | tee "$lints"
 [ "${PIPESTATUS[0]}" = 0 ] || lint_failed=1
 lint_seconds=$SECONDS
@@ -79,7 +85,8 @@ if [ "$status" != 0 ] || [ "$lint_failed" != 0 ]; then
     last_output | cut -c1-400
 fi
 
-echo "Lints $lint_seconds s, build $build_seconds s, tests $((SECONDS - lint_seconds - build_seconds)) s"
+echo "Lints $lint_seconds s, build $build_seconds s, tests $((SECONDS - lint_seconds - build_seconds)) s;" \
+    "disk: $(free_disk) MB free, $free_at_start MB at the start"
 awk -v lint_failed="$lint_failed" -v status="$status" '
     /^SKIPPED: / { skipped++ }
     /^test result: / {
