@@ -85,7 +85,15 @@ async fn a_program_pauses_and_resumes_a_partition() {
         assert!(matches!(instance.retry(partition).await, ControlAnswer::Refused(_)), "nothing is halted");
     }
     assert!(matches!(instance.pause(2).await, ControlAnswer::NotHeld(_)));
-    assert!(matches!(instance.retry_chain().await, ControlAnswer::Refused(_)));
+    // A ready instance may not have the chain yet.
+    let refused = async {
+        while let ControlAnswer::NotHeld(_) = instance.retry_chain().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        instance.retry_chain().await
+    };
+    let refused = tokio::time::timeout(PATIENCE, refused).await.unwrap();
+    assert!(matches!(refused, ControlAnswer::Refused(_)), "{refused:?}");
     let publisher = EventPublisher::open(broker.as_ref(), Config::default().kafka.topics).await.unwrap();
     let outputs = vec![PartialOutput { vout: 0, satoshis: 5_000, script: &[0x51] }];
     let txid = Txid([8; 32]);
