@@ -16,7 +16,7 @@ lint_failed=0
 # Megabytes of free disk: a full disk fails tests that have nothing to do with the disk, and cuts the report off.
 free_disk() { df -Pm . | awk 'NR == 2 { print $4 }'; }
 free_at_start=$(free_disk)
-# The first build of a clone keeps no parts for later builds: they take disk.
+# The first build of a clone keeps no parts for later builds: the parts would take disk.
 if [ ! -d "${CARGO_TARGET_DIR:-target}/debug" ]; then export CARGO_INCREMENTAL=0; fi
 
 scripts/lint.sh 2>&1 | tee "$lints"

@@ -1,12 +1,9 @@
 //! Tasks whose end other tasks wait for: a panic of such a task is reported.
 
-use std::{
-    any::Any,
-    panic::{AssertUnwindSafe, resume_unwind},
-};
+use std::{any::Any, panic::AssertUnwindSafe};
 
 use futures_util::FutureExt;
-use tokio::task::{JoinError, JoinHandle};
+use tokio::task::JoinHandle;
 
 /// Runs `work` as a task of its own. If the task panics, `on_panic` gets one line with `name` and the panic's message.
 ///
@@ -25,18 +22,6 @@ pub fn spawn(
             on_panic(format!("{name} panicked: {}", panic_message(panic.as_ref())));
         }
     })
-}
-
-/// Returns the result of a task that its caller waits for. A panic of the task goes on in the caller.
-pub async fn result_of<T>(joined: Result<T, JoinError>) -> T {
-    match joined {
-        Ok(result) => result,
-        Err(ended) => match ended.try_into_panic() {
-            Ok(panic) => resume_unwind(panic),
-            // The runtime shuts down, and the caller with it.
-            Err(_) => std::future::pending().await,
-        },
-    }
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {

@@ -87,10 +87,12 @@ async fn a_program_pauses_and_resumes_a_partition() {
     assert!(matches!(instance.pause(2).await, ControlAnswer::NotHeld(_)));
     // A ready instance may not have the chain yet.
     let refused = async {
-        while let ControlAnswer::NotHeld(_) = instance.retry_chain().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        loop {
+            match instance.retry_chain().await {
+                ControlAnswer::NotHeld(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                answer => break answer,
+            }
         }
-        instance.retry_chain().await
     };
     let refused = tokio::time::timeout(PATIENCE, refused).await.unwrap();
     assert!(matches!(refused, ControlAnswer::Refused(_)), "{refused:?}");

@@ -204,9 +204,9 @@ impl<'a> Scene<'a> {
         show_selected(winner, &selected?)?;
         show_refusal(loser, refused)?;
 
+        of_winner.heartbeat(won, Some(LAST_LEASE)).await?;
         let text = format!("{winner}'s process dies. {loser} waits until the lease of the session is over.");
         self.begin_chapter(&text)?;
-        of_winner.heartbeat(won, Some(LAST_LEASE)).await?;
         let heartbeats = async {
             loop {
                 tokio::time::sleep(LAST_LEASE / 4).await;

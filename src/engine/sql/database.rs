@@ -14,7 +14,7 @@ pub(super) enum Database {
     Postgres(PostgresDatabase),
 }
 
-/// A transaction of a database, which is taken back when it is dropped.
+/// A transaction of a database. A dropped one is taken back: on SQLite by the next transaction on its connection.
 pub(super) enum DatabaseTransaction {
     Sqlite(SqliteTransaction),
     Postgres(PostgresTransaction),

@@ -3,16 +3,18 @@
 //! A list of rows is one array for each column (`unnest`), so that a statement is the same for every number of rows.
 
 use std::{
+    panic::resume_unwind,
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
 use bytes::Bytes;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, PgPool, Postgres, Row as _, Transaction,
+    AssertSqlSafe, ConnectOptions, PgPool, Postgres, Row as _, SqlSafeStr, Transaction,
     postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow, PgSslMode},
     query::Query,
 };
+use tokio::task::JoinError;
 
 #[cfg(feature = "vault")]
 use super::statement::{Dialect, Statement};
@@ -23,7 +25,6 @@ use super::{
     settings::{PostgresServer, SqlAccess},
     tables::{Changes, Column, Kind, Row, TABLES, Table, Value},
 };
-use crate::tasks;
 
 /// Rows of one statement, and bytes of their values, at most. The server takes one gibibyte a message.
 const STATEMENT_ROWS: usize = 4_096;
@@ -179,11 +180,18 @@ impl PostgresDatabase {
     }
 
     async fn begin(&self, statement: &'static str) -> Result<PostgresTransaction, SqlError> {
-        let pool = self.pool.clone();
-        // A task of its own: sqlx rolls back what has begun. Of a transaction that is dropped before the answer sqlx
-        // knows nothing, and the next one on the connection would be in it: read-only after a read.
-        let begun = tokio::spawn(async move { pool.begin_with(statement).await }).await;
-        self.check(PostgresTransaction(tasks::result_of(begun).await?)).await
+        // A caller that is dropped before this point leaves the queue of the pool.
+        let connection = self.pool.acquire().await?;
+        // The task ends the begin of a dropped caller, and sqlx rolls the transaction back. Of a transaction that is
+        // dropped before the answer of the server sqlx knows nothing: the next transaction on the connection would run
+        // inside the first one, read-only after a read (decision 0295).
+        let begun = tokio::spawn(Transaction::begin(connection, Some(statement.into_sql_str()))).await;
+        match begun.map_err(JoinError::try_into_panic) {
+            Ok(transaction) => self.check(PostgresTransaction(transaction?)).await,
+            Err(Ok(panic)) => resume_unwind(panic),
+            // The runtime shuts down.
+            Err(Err(_)) => Err(sqlx::Error::PoolClosed.into()),
+        }
     }
 
     async fn check(&self, mut transaction: PostgresTransaction) -> Result<PostgresTransaction, SqlError> {

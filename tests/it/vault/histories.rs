@@ -28,7 +28,7 @@ const OWNERS: [&str; 2] = ["alice", "bob"];
 /// Waits until the database has ended the work of a request that was dropped.
 async fn until_idle(url: &str) {
     let url = url.to_owned();
-    // The drop of a request spawns a task, which this thread may have to run.
+    // The drop of a request spawns a task. This thread may have to run the task.
     tokio::task::spawn_blocking(move || postgres_server::until_idle(&url)).await.unwrap();
 }
 
