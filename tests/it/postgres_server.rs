@@ -4,6 +4,7 @@
 //! once its own standard input has ended, which happens when the test process ends, however that happens.
 
 use std::{
+    ffi::OsStr,
     io::{BufRead, BufReader},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
@@ -162,14 +163,9 @@ impl PostgresDatabase {
 
     /// Runs statements, and returns the rows: columns separated by `|`.
     pub fn sql(&self, statements: &str) -> String {
-        let output = Command::new("psql")
-            .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-U", "utxo", "-d", &self.name, "-c", statements])
-            .args(["-p", &self.port.to_string(), "-h"])
-            .arg(&self.socket)
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{statements}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+        let port = self.port.to_string();
+        let place = ["-U", "utxo", "-d", &self.name, "-p", &port, "-h"].map(OsStr::new);
+        psql(&[&place[..], &[self.socket.as_os_str()]].concat(), statements)
     }
 
     /// Ends every other session of the database, until at least one was there.
@@ -181,6 +177,15 @@ impl PostgresDatabase {
             assert!(Instant::now() < until, "no session");
         }
     }
+}
+
+/// Runs statements in the database that arguments of `psql` name, and returns the rows: columns separated by `|`.
+fn psql(database: &[&OsStr], statements: &str) -> String {
+    let mut command = Command::new("psql");
+    command.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", statements]).args(database);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{statements}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
 }
 
 /// Waits until no session of a database works or has a transaction open. The server ends the work of a client that is
@@ -197,9 +202,7 @@ pub fn until_idle(url: &str) {
     // A session that is about to read its next statement looks idle: one look more.
     while quiet < 2 {
         assert!(Instant::now() < until, "a session of {url} works, or has a transaction open, for over 40 s");
-        let output = Command::new("psql").args(["-X", "-q", "-A", "-t", "-c", busy, url]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        quiet = if output.stdout.trim_ascii() == b"0" { quiet + 1 } else { 0 };
+        quiet = if psql(&[OsStr::new(url)], busy) == "0" { quiet + 1 } else { 0 };
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -18,7 +18,7 @@ pub(crate) use super::{
 #[derive(Clone)]
 pub(crate) struct PlainDatabase(Database);
 
-/// A transaction of a database, which is taken back when it is dropped.
+/// A transaction of a database. A dropped one is taken back: on SQLite by the next transaction on its connection.
 pub(crate) struct PlainTransaction(DatabaseTransaction);
 
 impl PlainDatabase {

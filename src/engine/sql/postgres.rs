@@ -25,6 +25,7 @@ use super::{
     settings::{PostgresServer, SqlAccess},
     tables::{Changes, Column, Kind, Row, TABLES, Table, Value},
 };
+use crate::engine::ErrorKind;
 
 /// Rows of one statement, and bytes of their values, at most. The server takes one gibibyte a message.
 const STATEMENT_ROWS: usize = 4_096;
@@ -180,17 +181,21 @@ impl PostgresDatabase {
     }
 
     async fn begin(&self, statement: &'static str) -> Result<PostgresTransaction, SqlError> {
-        // A caller that is dropped before this point leaves the queue of the pool.
+        // A caller that is dropped while it waits for a connection leaves the queue of the pool.
         let connection = self.pool.acquire().await?;
-        // The task ends the begin of a dropped caller, and sqlx rolls the transaction back. Of a transaction that is
-        // dropped before the answer of the server sqlx knows nothing: the next transaction on the connection would run
-        // inside the first one, read-only after a read (decision 0295).
+        // The task waits for the answer, also after its caller is dropped. sqlx then rolls the transaction back. Of a
+        // transaction that is dropped before the answer sqlx knows nothing: the next transaction on the connection
+        // would run inside the first one, read-only after a read (decision 0295).
         let begun = tokio::spawn(Transaction::begin(connection, Some(statement.into_sql_str()))).await;
         match begun.map_err(JoinError::try_into_panic) {
             Ok(transaction) => self.check(PostgresTransaction(transaction?)).await,
             Err(Ok(panic)) => resume_unwind(panic),
-            // The runtime shuts down.
-            Err(Err(_)) => Err(sqlx::Error::PoolClosed.into()),
+            // The runtime shuts down; the store has no fault.
+            Err(Err(_)) => Err(SqlError {
+                kind: ErrorKind::Retryable,
+                message: "the process stops".to_owned(),
+                is_lost_race: false,
+            }),
         }
     }
 
